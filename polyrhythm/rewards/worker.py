@@ -1,0 +1,88 @@
+"""A reward worker: `python -m polyrhythm.rewards.worker module:function`, frames on stdin and stdout.
+
+It ends when its stdin closes, or with the process that started it, even in the middle of a reward that hangs.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyrhythm.errors import UserError
+from polyrhythm.rewards import resolve_reward
+from polyrhythm.rewards.frames import Hello, RewardResult, ScoreRequest, pack_frame, read_frame
+
+MAX_ERROR_CHARS = 500
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Consumes score requests, produces one result for each, waits for the next; ends at end of file."""
+    if sys.platform == "linux":
+        # A hanging reward that holds the interpreter lock never sees stdin close.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    requests = os.fdopen(os.dup(0), "rb")
+    results = os.fdopen(os.dup(1), "wb")
+    # What the reward prints, or a child of it reads, must not touch the frames.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    try:
+        score = make_scorer(resolve_reward(sys.argv[1]))
+    except UserError as error:
+        results.write(pack_frame(Hello(error=str(error))))
+        results.flush()
+        return
+    results.write(pack_frame(Hello(error=None)))
+    results.flush()
+    while (request := read_frame(requests, ScoreRequest)) is not None:
+        results.write(pack_frame(score(request)))
+        results.flush()
+
+
+def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardResult]:
+    """A function that calls the reward by TRL's convention: lists of one, as keywords the signature asks for."""
+    parameters = inspect.signature(reward).parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+
+    def score(request: ScoreRequest) -> RewardResult:
+        offered = {name: [value] for name, value in request.columns.items()}
+        offered |= {
+            "prompts": [request.prompt],
+            "completions": [request.completion_text],
+            "completion_ids": [request.completion_ids],
+        }
+        try:
+            result = reward(**{name: value for name, value in offered.items() if takes_all or name in names})
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            return RewardResult(reward=single_number(result))
+        except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
+            return RewardResult(reward=None, error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+
+    return score
+
+
+def single_number(result: Any) -> float:
+    """The reward in what the function returned: a number, or a sequence of one."""
+    if isinstance(result, Sequence) and not isinstance(result, str) or hasattr(result, "tolist"):
+        items = result.tolist() if hasattr(result, "tolist") else result
+        items = items if isinstance(items, Sequence) else [items]
+        if len(items) != 1:
+            raise ValueError(f"the reward returned {len(items)} values for one completion")
+        result = items[0]
+    if result is None:
+        raise ValueError("the reward returned None")
+    number = float(result) if not isinstance(result, str) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the reward returned {result!r}, which is not a finite number")
+    return number
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from polyrhythm.errors import RunError, UserError
+from polyrhythm.rewards import check_reward_importable, resolve_reward
+from polyrhythm.rewards.frames import RewardResult
+from polyrhythm.rewards.pool import RewardPool
+
+SAMPLES = "reward_samples"
+
+
+@pytest.fixture(autouse=True)
+def samples_in_the_working_directory(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+async def score(name: str, deadline_s: float = 20.0, **columns) -> RewardResult:
+    async with RewardPool(f"{SAMPLES}:{name}", num_workers=1, deadline_s=deadline_s) as rewards:
+        return await rewards.score(columns, "2+2=", "4", [52, 10])
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "reward"),
+    [
+        ("exact", {"answer": "4", "not_asked_for": 1}, 1.0),
+        ("exact", {"answer": "5"}, 0.0),
+        ("everything", {"a": 1, "b": 2}, 5.0),
+        ("bare_number", {}, 1.0),
+        ("asynchronous", {}, 62.0),
+        ("prints", {}, 1.0),
+    ],
+)
+async def test_a_reward_gets_the_keywords_it_asks_for(name, columns, reward):
+    assert await score(name, **columns) == RewardResult(reward=reward)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("raises", "KeyError: 'no such answer'"),
+        ("not_finite", "not a finite number"),
+        ("nothing", "returned None"),
+        ("two_values", "2 values for one completion"),
+        ("text", "not a finite number"),
+        ("exact", "missing 1 required positional argument: 'answer'"),
+        ("dies", "worker died"),
+    ],
+)
+async def test_a_reward_that_fails_excludes_its_rollout_and_says_why(name, error):
+    result = await score(name)
+    assert result.reward is None
+    assert error in str(result.error)
+
+
+async def test_a_reward_that_hangs_is_killed_and_the_pool_goes_on():
+    async with RewardPool(f"{SAMPLES}:hangs_holding_the_lock", num_workers=1, deadline_s=0.3) as rewards:
+        results = [await rewards.score({}, "", "", []) for _ in range(2)]
+        assert rewards.num_workers_lost == 4
+    assert [result.error for result in results] == ["the reward took longer than 0.3 s"] * 2
+    assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize("name", ["dies_once", "hangs_once"])
+async def test_a_worker_that_is_lost_once_costs_one_more_attempt(name, tmp_path):
+    result = await score(name, deadline_s=2.0, marker=str(tmp_path / "marker"))
+    assert (tmp_path / "marker").exists()
+    assert result == RewardResult(reward=1.0)
+
+
+async def test_workers_end_with_the_pool():
+    async with RewardPool(f"{SAMPLES}:process_id", num_workers=2, deadline_s=20) as rewards:
+        pid = int((await rewards.score({}, "", "", [])).reward or 0)
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_worker_does_not_see_secrets(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert (await score("environment", variable="HF_TOKEN")).reward == 0
+    assert (await score("environment", variable="PATH")).reward == 1
+
+
+async def test_a_pool_whose_reward_cannot_be_imported_does_not_start():
+    with pytest.raises(RunError, match="no_such_module"):
+        async with RewardPool("no_such_module:f", num_workers=1, deadline_s=1):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("no_colon", "'no_colon' is not of the form module:function"),
+        ("no_such_module:f", "'no_such_module:f' cannot be imported: ModuleNotFoundError"),
+        (f"{SAMPLES}:absent", f"'{SAMPLES}:absent': module '{SAMPLES}' has no attribute 'absent'"),
+        (f"{SAMPLES}:__name__", "cannot be called"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_the_users_error(spec, message):
+    with pytest.raises(UserError) as resolved:
+        resolve_reward(spec)
+    with pytest.raises(UserError) as checked:
+        check_reward_importable(spec)
+    assert message in str(resolved.value)
+    assert message in str(checked.value)
+
+
+def test_a_module_that_ends_the_process_on_import_is_the_users_error(tmp_path, monkeypatch):
+    (tmp_path / "quits.py").write_text(
+        "import os, sys\nprint('cannot go on', file=sys.stderr)\nsys.stderr.flush()\nos._exit(3)"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="exit code 3 on importing it: cannot go on"):
+        check_reward_importable("quits:f")
+
+
+def test_a_good_reward_passes_the_check():
+    check_reward_importable(f"{SAMPLES}:exact")
+    assert resolve_reward(f"{SAMPLES}:exact")(["a"], ["a"]) == [1.0]
+    assert os.getcwd() in sys.path or "" in sys.path
