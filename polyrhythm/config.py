@@ -1,0 +1,266 @@
+"""The configuration: one class per room, TOML files below dotted flags, everything checked before anything starts."""
+
+import argparse
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from polyrhythm.errors import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class TaskConfig(Section):
+    """What to learn."""
+
+    name: str = "addition"
+    """A built-in task (addition, jsonl) or `module:Class`."""
+    options: dict[str, Any] = {}
+    """The task's own options, such as {digits = 2} or {path = "problems.jsonl", reward = "my_rewards:score"}."""
+
+
+class RolloutConfig(Section):
+    """How much is generated in a step, and how it is sampled."""
+
+    group_size: int = Field(8, ge=1)
+    """Completions per problem; their rewards are compared with one another."""
+    groups_per_step: int = Field(8, ge=1)
+    """Problems per step."""
+    max_tokens: int = Field(64, ge=1)
+    """Most tokens of a completion."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the trainer scores the same tempered distribution."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Keep the smallest set of tokens with this much probability; 1 is off."""
+    top_k: int = Field(0, ge=0)
+    """Keep this many most likely tokens; 0 is off."""
+    stop: list[str] = []
+    """Strings that end a completion, in addition to the task's own and the end-of-text token."""
+
+
+class RewardConfig(Section):
+    """The worker processes that score rollouts."""
+
+    num_workers: int = Field(1, ge=1)
+    """Reward worker processes."""
+    deadline_s: float = Field(10.0, gt=0)
+    """A reward that takes longer is stopped and its rollout excluded."""
+
+
+class AlgorithmConfig(Section):
+    """The objective."""
+
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant", "group_token_mean"] = "token_mean"
+    """How token losses become one number; see docs/losses.md."""
+    clip_low: float = Field(0.2, ge=0)
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0)
+    """The probability ratio is clipped above at 1 + clip_high."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the reference model; 0 means there is no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k1 is subtracted from the reward; k2 and k3 are added to the loss."""
+
+
+class EngineConfig(Section):
+    """The embedded inference engines."""
+
+    num: int = Field(1, ge=1)
+    """Engine processes to start."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of each engine; 0 divides the machine between the processes."""
+    max_batch: int = Field(64, ge=1)
+    """Most completions that decode together in one engine."""
+    context_length: int = Field(0, ge=0)
+    """Longest prompt plus completion; 0 takes the model's own limit."""
+    kv_tokens: int = Field(0, ge=0)
+    """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
+    start_deadline_s: float = Field(120.0, gt=0)
+    """An engine must have joined within this time."""
+
+
+class TrainingConfig(Section):
+    """The trainer."""
+
+    learning_rate: float = Field(1e-5, ge=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises linearly from zero."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW weight decay."""
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW first-moment decay."""
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW second-moment decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm after they were divided by the step's totals."""
+    tokens_per_micro_batch: int = Field(4096, ge=1)
+    """Token budget of one forward and backward pass."""
+    updates_per_step: int = Field(1, ge=1)
+    """Optimizer updates per step; above 1 the old policy is kept for the probability ratio."""
+    share_prompt: Literal["auto", "always", "never"] = "auto"
+    """Compute a prompt once for all its completions."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the trainer; 0 divides the machine between the processes."""
+
+
+class WeightsConfig(Section):
+    """The weight store."""
+
+    root: str = ""
+    """Folder of the snapshots; empty: shared memory if they fit there, else the run folder."""
+    keep: int = Field(2, ge=2)
+    """Snapshots kept; older ones are removed."""
+    load_deadline_s: float = Field(60.0, gt=0)
+    """An engine must have loaded and verified a new version within this time."""
+
+
+class ConductorConfig(Section):
+    """The process between engines and trainer."""
+
+    host: str = "127.0.0.1"
+    """Address the servers of this run bind."""
+    request_deadline_s: float = Field(300.0, gt=0)
+    """A generation request must be answered within this time."""
+    stall_deadline_s: float = Field(600.0, gt=0)
+    """The run ends, with the cause, when nothing has happened for this long."""
+
+
+class ObserveConfig(Section):
+    """What is shown and written."""
+
+    view: Literal["auto", "live", "plain", "none"] = "auto"
+    """Live terminal view, plain lines, or nothing; auto chooses by the terminal."""
+    samples_per_step: int = Field(4, ge=0)
+    """Completions written to samples.jsonl at each step."""
+
+
+class Config(BaseSettings):
+    """A run."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str = "smollm2-135m"
+    """A local folder, a hub id, or the built-in name smollm2-135m."""
+    seed: int = Field(0, ge=0)
+    """Seed of the problem order and of every completion."""
+    num_steps: int = Field(20, ge=1)
+    """Steps to train."""
+    output_dir: str = "runs"
+    """Run folders are made in here, named by time."""
+    schedule: Literal["periodic", "sync"] = "periodic"
+    """periodic: train on groups as they finish. sync: wait for all of them first, the reference it must equal."""
+    order: Literal["completion", "problem"] = "completion"
+    """Groups reach the trainer as they finish, or in problem order, which makes a run repeatable bit for bit."""
+    task: TaskConfig = TaskConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    engine: EngineConfig = EngineConfig()
+    training: TrainingConfig = TrainingConfig()
+    weights: WeightsConfig = WeightsConfig()
+    conductor: ConductorConfig = ConductorConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> "Config":
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size={self.rollout.group_size} leaves no group to compare with: use at least 2"
+            )
+        context_length = self.engine.context_length
+        if context_length and self.rollout.max_tokens >= context_length:
+            raise ValueError(
+                f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
+                f"engine.context_length={context_length}: lower the first or raise the second"
+            )
+        if self.rollout.group_size > self.engine.max_batch:
+            raise ValueError(
+                f"rollout.group_size={self.rollout.group_size} does not fit engine.max_batch={self.engine.max_batch}: "
+                "a group decodes together; raise engine.max_batch"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The environment says nothing about a run: what counts is in the files and flags that are saved with it.
+        return (init_settings,)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> CliSettingsSource:
+    """Give `parser` one dotted flag per key; `source(parsed_args=...)` returns what was set."""
+    return CliSettingsSource(
+        Config, root_parser=parser, cli_hide_none_type=True, cli_avoid_json=True, cli_exit_on_error=True,
+        cli_kebab_case=False, cli_implicit_flags=True,
+    )  # fmt: skip
+
+
+def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Config:
+    """Defaults, then the TOML files in order, then the flags; a mistake is a UserError with one line per mistake."""
+    merged: dict[str, Any] = {}
+    for path in files:
+        merged = _merge(merged, _read_toml(path))
+    merged = _merge(merged, flags or {})
+    try:
+        return Config(**merged)
+    except ValidationError as error:
+        raise UserError("\n".join(_explain(mistake) for mistake in error.errors())) from None
+
+
+def save_config(config: Config, path: Path) -> None:
+    path.write_text(json.dumps(config.model_dump(), indent=2) + "\n")
+
+
+def read_saved_config(path: Path) -> Config:
+    return Config(**json.loads(path.read_text()))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read configuration {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        inner = merged.get(key)
+        merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _explain(mistake: Any) -> str:
+    key = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "extra_forbidden":
+        return f"unknown key {key}={mistake['input']!r}{_did_you_mean(mistake['loc'])}"
+    if mistake["type"] == "value_error" and not key:
+        return str(mistake["ctx"]["error"])
+    message = mistake["msg"][0].lower() + mistake["msg"][1:]
+    return f"{key}={mistake['input']!r} is not valid: {message}"
+
+
+def _did_you_mean(location: tuple[str | int, ...]) -> str:
+    fields = Config.model_fields
+    for part in location[:-1]:
+        annotation = fields[str(part)].annotation if str(part) in fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ""
+        fields = annotation.model_fields
+    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
+    return f": did you mean {close[0]}?" if close else f": known keys here are {', '.join(fields)}"

@@ -1,0 +1,102 @@
+"""Messages between the processes: msgspec structs in msgpack, never pickle.
+
+Every server checks `Authorization: Bearer <token>`; `tokens.json` in the run folder holds one token per scope.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from polyrhythm.types import Completion, Group, Sampling
+
+CONTENT_TYPE = "application/msgpack"
+MAX_BODY_BYTES = 64 * 2**20
+
+T = TypeVar("T")
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt and as many completions as there are seeds, all by `policy_version`."""
+
+    request_id: str
+    policy_version: int
+    prompt_ids: list[int]
+    seeds: list[int]
+    sampling: Sampling
+
+
+class GenerateReply(msgspec.Struct, frozen=True):
+    """Completions in the order of the seeds, and the version whose weights drew every token of them."""
+
+    request_id: str
+    policy_version: int
+    completions: list[Completion]
+
+
+class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load this version from the weight store. A version number, never a path."""
+
+    version: int
+
+
+class EngineStatus(msgspec.Struct, frozen=True):
+    """What an engine says of itself; `policy_version` is -1 until a snapshot was loaded and verified."""
+
+    policy_version: int
+    num_running: int
+    num_waiting: int
+    num_tokens_generated: int
+    busy_s: float
+    num_threads: int
+
+
+class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine asks to be used."""
+
+    name: str
+    url: str
+
+
+class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The trainer has published `version` and asks for the groups of the step of the same number."""
+
+    version: int
+
+
+class GroupsReply(msgspec.Struct, frozen=True):
+    """Groups from the asked-for offset on, in hand-out order. `num_groups` is the total of the step."""
+
+    groups: list[Group]
+    num_groups: int
+
+
+class CommitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The update is done and `version + 1` is published: close the step and log what the trainer measured."""
+
+    version: int
+    metrics: dict[str, float]
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of time in which a lane did one thing; seconds since the epoch."""
+
+    lane: str
+    what: str
+    start_s: float
+    end_s: float
+
+
+class TrainerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the trainer is doing now, and its finished spans since the last report."""
+
+    doing: str
+    spans: list[Span]
+
+
+def encode(message: Any) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Decode and check a message; `msgspec.ValidationError` or `DecodeError` says what is wrong with it."""
+    return msgspec.msgpack.decode(body, type=kind)
