@@ -1,0 +1,233 @@
+"""Versioned weight snapshots: published whole, verified before they are used.
+
+A version is a folder `v00000012` holding `model.safetensors` and `manifest.json` with a BLAKE3 digest per tensor. It is
+written under another name and appears by one rename, so a reader sees all of it or nothing. Folders of versions that are
+no longer kept become the space for the next one: on Linux a page that exists already is ten times cheaper to write than
+a new one (1.4 s against 0.15 s for half a gigabyte in shared memory).
+"""
+
+import errno
+import json
+import mmap
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import blake3
+import msgspec
+import torch
+
+from polyrhythm.errors import RunError
+
+WEIGHTS_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+_STAGING = ".staging"
+_DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
+                torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
+
+
+class SnapshotError(RunError):
+    """A snapshot is missing, incomplete, altered, or does not fit the model."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    offset: int
+    num_bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    version: int
+    num_bytes: int
+    tensors: dict[str, TensorEntry]
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a snapshot by name; tied parameters appear once."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+class WeightStore:
+    """The snapshots under one root folder; any number of readers, one writer."""
+
+    def __init__(self, root: Path, keep: int = 2):
+        self.root = Path(root)
+        self.keep = keep
+
+    def folder(self, version: int) -> Path:
+        # Only a number makes a folder name, so nothing outside the root can be asked for.
+        if not isinstance(version, int) or version < 0:
+            raise SnapshotError(f"{version!r} is not a version number")
+        return self.root / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        return sorted(int(entry.name[1:]) for entry in self.root.glob("v????????") if entry.name[1:].isdigit())
+
+    def publish(self, model: torch.nn.Module, version: int) -> Path:
+        """Write the model's weights as `version`; when this returns, the version is complete and visible."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        target = self.folder(version)
+        if target.exists():  # a step that is run again after a crash publishes its version again
+            shutil.rmtree(target)
+        staging = self._staging_folder()
+        try:
+            manifest = _write_snapshot(weights_of(model), version, staging / WEIGHTS_FILE)
+            _write_file(staging / MANIFEST_FILE, msgspec.json.encode(manifest))
+        except OSError as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            hint = ": make room, or set weights.root to a larger place" if error.errno == errno.ENOSPC else ""
+            raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
+        os.rename(staging, target)
+        _sync_folder(self.root)
+        self._retire(version)
+        return target
+
+    def read_manifest(self, version: int) -> Manifest:
+        path = self.folder(version) / MANIFEST_FILE
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        except OSError as error:
+            raise SnapshotError(f"weights v{version} are not in {self.root}: {error.strerror}") from None
+        except msgspec.MsgspecError as error:
+            raise SnapshotError(f"the manifest of weights v{version} is damaged: {error}") from None
+        if manifest.version != version:
+            raise SnapshotError(f"the folder of weights v{version} holds v{manifest.version}")
+        return manifest
+
+    def load_into(self, model: torch.nn.Module, version: int) -> None:
+        """Verify every digest of `version`, then copy it into the model in place."""
+        manifest = self.read_manifest(version)
+        targets = weights_of(model)
+        _check_fit(manifest, targets)
+        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as content:
+            memory = memoryview(content)
+            try:
+                _check_digests(manifest, memory)
+                for name, entry in manifest.tensors.items():
+                    _copy_in(targets[name], memory[entry.offset : entry.offset + entry.num_bytes])
+            finally:
+                memory.release()
+
+    def _staging_folder(self) -> Path:
+        staging = self.root / _STAGING
+        staging.mkdir(exist_ok=True)
+        (staging / MANIFEST_FILE).unlink(missing_ok=True)
+        return staging
+
+    def _retire(self, newest: int) -> None:
+        """Keep the newest versions; one older folder becomes the staging space of the next, the rest go."""
+        for version in self.versions():
+            if version <= newest - self.keep or version > newest:
+                folder, staging = self.folder(version), self.root / _STAGING
+                if staging.exists():
+                    shutil.rmtree(folder)
+                else:
+                    os.rename(folder, staging)
+
+
+def _write_snapshot(tensors: dict[str, torch.Tensor], version: int, path: Path) -> Manifest:
+    header, offsets = _safetensors_header(tensors)
+    entries: dict[str, TensorEntry] = {}
+    # BLAKE3 and write() both release the interpreter, so the digests cost little beside the copy.
+    with ThreadPoolExecutor(1) as digester, open(path, "r+b" if path.exists() else "wb", buffering=0) as file:
+        file.write(header)
+        digests = {}
+        for name, tensor in tensors.items():
+            content = _bytes_of(tensor)
+            digests[name] = digester.submit(_digest, content)
+            _write_all(file, content)
+        file.truncate()
+        os.fsync(file.fileno())
+        for name, tensor in tensors.items():
+            entries[name] = TensorEntry(
+                dtype=_DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), offset=offsets[name],
+                num_bytes=tensor.nbytes, digest=digests[name].result(),
+            )  # fmt: skip
+        return Manifest(version=version, num_bytes=file.tell(), tensors=entries)
+
+
+def _safetensors_header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
+    """The safetensors header, written here because the library would copy every tensor twice."""
+    table, position = {}, 0
+    for name, tensor in tensors.items():
+        table[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape),
+                       "data_offsets": [position, position + tensor.nbytes]}  # fmt: skip
+        position += tensor.nbytes
+    text = json.dumps(table).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + table[name]["data_offsets"][0] for name in tensors}
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+
+
+def _write_all(file, content: memoryview) -> None:
+    while content:  # write() takes at most 2 GiB at a time
+        content = content[file.write(content) :]
+
+
+def _digest(content: memoryview) -> str:
+    return blake3.blake3(content).hexdigest()
+
+
+def _open_snapshot(path: Path, manifest: Manifest) -> mmap.mmap:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != manifest.num_bytes:
+                raise SnapshotError(f"{path} has {size} bytes instead of {manifest.num_bytes}: the snapshot is torn")
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise SnapshotError(f"cannot open {path}: {error.strerror}") from None
+
+
+def _check_fit(manifest: Manifest, targets: dict[str, torch.Tensor]) -> None:
+    if manifest.tensors.keys() != targets.keys():
+        odd = sorted(manifest.tensors.keys() ^ targets.keys())
+        raise SnapshotError(f"weights v{manifest.version} are of another model: they differ in {', '.join(odd[:3])}")
+    for name, entry in manifest.tensors.items():
+        target = targets[name]
+        if entry.shape != list(target.shape) or entry.dtype != _DTYPE_NAMES[target.dtype]:
+            raise SnapshotError(f"{name} is {entry.dtype}{entry.shape} in weights v{manifest.version}, "
+                                f"the model has {_DTYPE_NAMES[target.dtype]}{list(target.shape)}")  # fmt: skip
+
+
+def _check_digests(manifest: Manifest, memory: memoryview) -> None:
+    for name, entry in manifest.tensors.items():
+        if _digest(memory[entry.offset : entry.offset + entry.num_bytes]) != entry.digest:
+            raise SnapshotError(f"{name} of weights v{manifest.version} is not what was published: digests differ")
+
+
+def _copy_in(target: torch.Tensor, content: memoryview) -> None:
+    if target.device.type == "cpu" and target.is_contiguous():
+        _bytes_of(target)[:] = content
+    else:
+        source = torch.frombuffer(bytearray(content), dtype=target.dtype).reshape(target.shape)
+        target.copy_(source)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
