@@ -21,7 +21,7 @@ class Tokenizer:
         self.eos_token_ids = self._find_eos_token_ids()
 
     def encode(self, prompt: str | list[ChatMessage]) -> list[int]:
-        """Text as it is, with the tokenizer's own special tokens; messages through the chat template, up to the answer."""
+        """Text as it is with the usual special tokens; messages through the chat template, up to the answer."""
         if isinstance(prompt, str):
             return self._tokenizer(prompt).input_ids
         # The template writes the special tokens itself: adding them again would double the first one.

@@ -1,0 +1,66 @@
+"""Tasks by name: a built-in one, or `module:Class` from anywhere on the Python path."""
+
+import importlib
+import inspect
+from typing import Any
+
+from pydantic import ValidationError
+
+from polyrhythm.config import TaskConfig
+from polyrhythm.errors import UserError
+from polyrhythm.tasks.task import Task
+
+TASKS = {
+    "addition": "polyrhythm.tasks.addition:Addition",
+    "jsonl": "polyrhythm.tasks.jsonl:JsonlTask",
+}
+
+
+def make_task(config: TaskConfig) -> Task:
+    """Build the task; every mistake in its name or options is a `UserError`."""
+    task_class = _find_class(config.name)
+    _check_option_names(config, task_class)
+    try:
+        task = task_class(**config.options)
+    except ValidationError as error:
+        raise UserError("\n".join(_describe(problem) for problem in error.errors())) from error
+    if not isinstance(task, Task):
+        raise UserError(f"task.name={config.name!r} is not a task: it needs problem(), num_problems, reward and stop")
+    if task.num_problems is not None and task.num_problems < 1:
+        raise UserError(f"task.name={config.name!r} has no problems with task.options={config.options!r}")
+    return task
+
+
+def _find_class(name: str) -> type:
+    module_name, colon, class_name = TASKS.get(name, name).partition(":")
+    if not (module_name and colon and class_name):
+        raise UserError(f"task.name={name!r} is not a task: use {', '.join(TASKS)} or module:Class")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    # A module of the user's can fail in any way while it is imported.
+    except Exception as error:
+        raise UserError(
+            f"task.name={name!r} cannot be imported: {type(error).__name__}: {error}; "
+            "is its folder in PYTHONPATH and its name right?"
+        ) from error
+    if not inspect.isclass(found):
+        raise UserError(f"task.name={name!r} is not a class: name the class of a task as module:Class")
+    return found
+
+
+def _check_option_names(config: TaskConfig, task_class: type) -> None:
+    parameters = inspect.signature(task_class).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key, value in config.options.items():
+        if key not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise UserError(f"task.options.{key}={value!r} is not an option of task {config.name!r}: it has {known}")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in config.options:
+            raise UserError(f"task.options.{key} is missing: task {config.name!r} needs it")
+
+
+def _describe(problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    return f"task.options.{key}={problem['input']!r} is wrong: {problem['msg'].removeprefix('Value error, ')}"

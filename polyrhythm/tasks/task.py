@@ -1,0 +1,29 @@
+"""The protocol that every task keeps."""
+
+from typing import Protocol, runtime_checkable
+
+from polyrhythm.types import Problem
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A source of problems and the reward on them. The keyword arguments of its constructor are `task.options`."""
+
+    @property
+    def num_problems(self) -> int | None:
+        """How many problems there are; None: any index from 0 on is a problem."""
+        ...
+
+    @property
+    def reward(self) -> str:
+        """The reward as `module:function`, called as `function(completions, **columns)` with lists of equal length."""
+        ...
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a completion."""
+        ...
+
+    def problem(self, index: int) -> Problem:
+        """The problem of this index: the same one in every process and at every call."""
+        ...

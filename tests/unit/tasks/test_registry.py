@@ -1,0 +1,61 @@
+"""Tasks found by name, and the messages for those that are not."""
+
+import re
+from typing import Any
+
+import pytest
+
+from polyrhythm.config import TaskConfig
+from polyrhythm.errors import UserError
+from polyrhythm.tasks import make_task
+from polyrhythm.tasks.addition import Addition
+from polyrhythm.types import Problem
+
+
+class Counting:
+    """A task of somebody else's, without pydantic."""
+
+    reward = "nowhere:nothing"
+    stop = ()
+
+    def __init__(self, upto: int) -> None:
+        self.num_problems = upto
+
+    def problem(self, index: int) -> Problem:
+        return Problem(index=index, prompt=str(index))
+
+
+class NoTask:
+    pass
+
+
+def test_a_builtin_task_takes_its_options() -> None:
+    assert make_task(TaskConfig(name="addition", options={"digits": 3})) == Addition(digits=3)
+
+
+def test_a_class_of_somebody_elses_is_found_by_module_and_name() -> None:
+    task = make_task(TaskConfig(name=f"{__name__}:Counting", options={"upto": 3}))
+    assert task.num_problems == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("nothing", {}, "task.name='nothing' is not a task: use addition, jsonl or module:Class"),
+        ("no_such_module:Task", {}, "task.name='no_such_module:Task' cannot be imported"),
+        ("json:NoSuchClass", {}, "task.name='json:NoSuchClass' cannot be imported"),
+        ("json:dumps", {}, "task.name='json:dumps' is not a class"),
+        (f"{__name__}:NoTask", {}, "it needs problem(), num_problems, reward and stop"),
+        (f"{__name__}:Counting", {}, "task.options.upto is missing"),
+        (f"{__name__}:Counting", {"upto": 0}, "has no problems with task.options={'upto': 0}"),
+        (f"{__name__}:Counting", {"up": 1}, "task.options.up=1 is not an option of task"),
+        ("addition", {"digit": 2}, "task.options.digit=2 is not an option of task 'addition': it has digits, shots"),
+        ("addition", {"digits": 0}, "task.options.digits=0 is wrong: Input should be greater than or equal to 1"),
+        ("addition", {"digits": "two"}, "task.options.digits='two' is wrong: Input should be a valid integer"),
+        ("jsonl", {"reward": "a:b"}, "task.options.path is missing"),
+        ("jsonl", {"path": "x", "reward": "score"}, "task.options.reward='score' is wrong"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_key_and_the_fix(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        make_task(TaskConfig(name=name, options=options))
