@@ -1,0 +1,175 @@
+"""Where prompts and completions lie in one packed row of tokens, and which hidden state predicts which token.
+
+A shared block is a prompt followed by all its completions, each continuing the prompt's positions:
+
+    tokens      p0 p1 p2 | a0 a1 | b0 b1 b2        one block of two completions
+    positions    0  1  2 |  3  4 |  3  4  5
+    predictors         a0,b0  a1      b1 b2        the last prompt token predicts the first token of every completion
+
+Unshared, every completion is a block of its own behind its own copy of the prompt.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+PromptAndCompletions = tuple[Sequence[int], Sequence[Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A prompt and completions of it, contiguous in the row. The spans say who attends to what, nothing about the loss."""
+
+    prompt_start: int
+    prompt_length: int
+    completion_starts: tuple[int, ...]
+    completion_lengths: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        return self.completion_starts[-1] + self.completion_lengths[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """One row of T tokens with N tokens to predict, the completions' tokens in the order of the row."""
+
+    token_ids_T: Tensor
+    position_ids_T: Tensor
+    predictor_N: Tensor
+    """Index into T of the hidden state that predicts target n."""
+    target_N: Tensor
+    loss_mask_N: Tensor
+    """Which targets count in the loss; a masked token is still attended to."""
+    group_N: Tensor
+    """Index into the groups that `pack` was given."""
+    rollout_N: Tensor
+    """Index of the completion within its group."""
+    blocks: tuple[Block, ...]
+    shared: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids_T.numel()
+
+    @property
+    def num_targets(self) -> int:
+        return self.target_N.numel()
+
+    def to(self, device: torch.device | str) -> "Layout":
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What becomes one block: a prompt with some of its group's completions, by index."""
+
+    group: int
+    prompt: Sequence[int]
+    completions: tuple[tuple[int, Sequence[int]], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + sum(len(token_ids) for _, token_ids in self.completions)
+
+
+def pack(
+    groups: Sequence[PromptAndCompletions],
+    *,
+    share_prompt: bool,
+    max_tokens: int,
+    loss_masks: Sequence[Sequence[Sequence[bool]]] | None = None,
+) -> list[Layout]:
+    """Packs groups, in order and block by block, into as few rows of at most `max_tokens` as that order allows.
+
+    A group too long for one row is split by completions, repeating the prompt. A single sequence longer than
+    `max_tokens` gets a row of its own. `loss_masks` has the shape of the completions; without it every token counts.
+    """
+    parts = [part for index, group in enumerate(groups) for part in _parts(index, group, share_prompt, max_tokens)]
+    return [_lay_out(row, share_prompt, loss_masks) for row in _rows(parts, max_tokens)]
+
+
+def token_ratio(groups: Sequence[PromptAndCompletions]) -> float:
+    """rho: how many times more tokens the groups have when every completion carries its own copy of the prompt."""
+    own = sum(len(token_ids) for _, completions in groups for token_ids in completions)
+    shared_prompts = sum(len(prompt) for prompt, _ in groups)
+    repeated_prompts = sum(len(prompt) * len(completions) for prompt, completions in groups)
+    return (repeated_prompts + own) / (shared_prompts + own)
+
+
+def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_tokens: int) -> Iterator[_Part]:
+    prompt, completions = group
+    if len(prompt) == 0:
+        raise ValueError(f"group {index} has an empty prompt: nothing predicts the first token of its completions")
+    if len(completions) == 0:
+        raise ValueError(f"group {index} has no completions")
+    for rollout, token_ids in enumerate(completions):
+        if len(token_ids) == 0:
+            raise ValueError(f"completion {rollout} of group {index} is empty: leave it out")
+    room = max_tokens - len(prompt) if share_prompt else 0
+    taken: list[tuple[int, Sequence[int]]] = []
+    used = 0
+    for rollout, token_ids in enumerate(completions):
+        if taken and used + len(token_ids) > room:
+            yield _Part(index, prompt, tuple(taken))
+            taken, used = [], 0
+        taken.append((rollout, token_ids))
+        used += len(token_ids)
+    yield _Part(index, prompt, tuple(taken))
+
+
+def _rows(parts: Sequence[_Part], max_tokens: int) -> Iterator[list[_Part]]:
+    row: list[_Part] = []
+    used = 0
+    for part in parts:
+        if row and used + part.num_tokens > max_tokens:
+            yield row
+            row, used = [], 0
+        row.append(part)
+        used += part.num_tokens
+    if row:
+        yield row
+
+
+def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence[Sequence[bool]]] | None) -> Layout:
+    token_ids: list[int] = []
+    position_ids: list[int] = []
+    predictors: list[int] = []
+    targets: list[int] = []
+    loss_mask: list[bool] = []
+    group_ids: list[int] = []
+    rollout_ids: list[int] = []
+    blocks: list[Block] = []
+    for part in parts:
+        prompt_start, prompt_length = len(token_ids), len(part.prompt)
+        token_ids += part.prompt
+        position_ids += range(prompt_length)
+        starts: list[int] = []
+        for rollout, completion in part.completions:
+            start, length = len(token_ids), len(completion)
+            starts.append(start)
+            token_ids += completion
+            position_ids += range(prompt_length, prompt_length + length)
+            predictors += [prompt_start + prompt_length - 1, *range(start, start + length - 1)]
+            targets += completion
+            loss_mask += loss_masks[part.group][rollout] if loss_masks else [True] * length
+            group_ids += [part.group] * length
+            rollout_ids += [rollout] * length
+        lengths = tuple(len(completion) for _, completion in part.completions)
+        blocks.append(Block(prompt_start, prompt_length, tuple(starts), lengths))
+    if len(loss_mask) != len(targets):
+        raise ValueError(f"loss_masks cover {len(loss_mask)} tokens of {len(targets)}: one value per completion token")
+    return Layout(
+        token_ids_T=torch.tensor(token_ids),
+        position_ids_T=torch.tensor(position_ids),
+        predictor_N=torch.tensor(predictors),
+        target_N=torch.tensor(targets),
+        loss_mask_N=torch.tensor(loss_mask, dtype=torch.bool),
+        group_N=torch.tensor(group_ids),
+        rollout_N=torch.tensor(rollout_ids),
+        blocks=tuple(blocks),
+        shared=shared,
+    )
