@@ -190,6 +190,11 @@ class Config(BaseSettings):
                 f"rollout.group_size={self.rollout.group_size} does not fit engine.max_batch={self.engine.max_batch}: "
                 "a group decodes together; raise engine.max_batch"
             )
+        if self.rollout.groups_per_step % self.training.updates_per_step:
+            raise ValueError(
+                f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be divided into "
+                f"training.updates_per_step={self.training.updates_per_step} equal updates: make it a multiple"
+            )
         return self
 
     @classmethod

@@ -1,0 +1,28 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: setup quickstart test lint bench
+
+setup: $(VENV)/installed  ## make the virtual environment with everything pinned
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+quickstart: setup  ## a real model learns two-digit addition on this machine
+	$(BIN)/polyrhythm train configs/quickstart.toml
+
+test: setup  ## the whole suite
+	$(BIN)/polyrhythm fetch smollm2-135m
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: setup  ## short forms of the benchmarks, written to benchmarks/RESULTS.md
+	$(BIN)/polyrhythm fetch smollm2-135m
+	$(BIN)/python benchmarks/run_all.py

@@ -1,0 +1,211 @@
+"""The commands. Heavy imports happen inside them, so that `--help` answers at once."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyrhythm import __version__
+from polyrhythm.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.config import Config
+
+DESCRIPTION = "Reinforcement-learning post-training of language models, strictly on-policy and without waiting."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        parser = _build_parser(chosen=arguments[0] if arguments else "")
+        parsed = parser.parse_args(arguments)
+        return parsed.run(parsed)
+    except UserError as error:
+        _complain(str(error))
+        return 2
+    except RunError as error:
+        _complain(str(error))
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: all processes have ended", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `polyrhythm ... | head`
+        return 141
+
+
+def _build_parser(chosen: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="polyrhythm", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
+    parser.set_defaults(run=lambda _: parser.print_help() or 0)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train a model: start engines, conductor and trainer on this machine", allow_abbrev=False)
+    train.add_argument("config", nargs="*", type=Path, help="TOML files; later ones and flags override earlier ones")
+    train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing")
+    if chosen == "train":  # building a flag per key takes a moment that other commands need not wait for
+        from polyrhythm.config import add_flags
+
+        train.set_defaults(flags=add_flags(train))
+    train.set_defaults(run=_train)
+
+    fetch = commands.add_parser("fetch", help="get a built-in model, such as smollm2-135m, into the cache")
+    fetch.add_argument("model", help="smollm2-135m, a hub id or a local folder")
+    fetch.set_defaults(run=_fetch)
+
+    for name, summary, function in (
+        ("engine", "an inference engine: of a run (--run), or serving a model folder (--model)", _engine),
+        ("conductor", "the conductor of a run", _conductor),
+        ("trainer", "one trainer rank of a run", _trainer),
+    ):
+        command = commands.add_parser(name, help=summary)
+        command.add_argument("--run", type=Path, dest="run_dir", required=name != "engine", help="the run folder")
+        if name == "engine":
+            command.add_argument("--name", default="engine-0", help="its name in the run")
+            command.add_argument("--model", help="serve this model (folder, hub id or built-in name) without a run")
+            command.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
+            command.add_argument("--port", type=int, default=0, help="port to bind; 0 takes a free one")
+        command.set_defaults(run=function)
+    return parser
+
+
+def _train(parsed: argparse.Namespace) -> int:
+    from polyrhythm.cluster.local import LocalRun
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.cluster.threads import num_cores, plan_threads
+    from polyrhythm.config import load_config
+    from polyrhythm.observe.view import make_view
+    from polyrhythm.weights.pretrained import resolve_model
+
+    config = load_config(parsed.config, parsed.flags(parsed_args=parsed)())
+    threads = plan_threads(config, num_cores())
+    if parsed.dry_run:
+        print(json.dumps(config.model_dump(), indent=2))
+        print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
+              f"trainer ({threads.trainer} threads) on {num_cores()} cores")  # fmt: skip
+        return 0
+    model_dir = resolve_model(config.model)
+    check_run(config, model_dir)
+    folder = RunFolder.create(config, model_dir)
+    with _interrupted_by(signal.SIGTERM):
+        view = make_view(config.observe.view, folder.path)
+        outcome = "failed"
+        try:
+            with LocalRun(folder, config, threads) as run:
+                run.watch(view)
+            outcome = "finished"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
+        finally:
+            view.close(outcome)
+    return 0
+
+
+def _fetch(parsed: argparse.Namespace) -> int:
+    from polyrhythm.weights.pretrained import resolve_model
+
+    print(resolve_model(parsed.model))
+    return 0
+
+
+def _engine(parsed: argparse.Namespace) -> int:
+    from polyrhythm.engine.server import run_engine
+
+    if (parsed.run_dir is None) == (parsed.model is None):
+        raise UserError("an engine needs either --run RUN or --model MODEL")
+    if parsed.model:
+        return _standalone_engine(parsed)
+    run, config = _join_run(parsed)
+    return _serve(
+        run_engine(
+            model_dir=run.model_dir, store_root=run.store_root, name=parsed.name, host=config.conductor.host, port=0,
+            tokens=run.tokens(), config=config.engine, join_url=run.wait_for_url("conductor", 30.0),
+            ready=lambda url: run.announce(parsed.name, url),
+        )
+    )  # fmt: skip
+
+
+def _standalone_engine(parsed: argparse.Namespace) -> int:
+    from polyrhythm.config import EngineConfig
+    from polyrhythm.engine.server import run_engine
+    from polyrhythm.weights.pretrained import resolve_model
+
+    return _serve(
+        run_engine(
+            model_dir=resolve_model(parsed.model), store_root=None, name=parsed.name, host=parsed.host,
+            port=parsed.port, tokens={}, config=EngineConfig(), join_url=None,
+            ready=lambda url: print(f"serving {parsed.model} at {url}", flush=True),
+        )
+    )  # fmt: skip
+
+
+def _conductor(parsed: argparse.Namespace) -> int:
+    from polyrhythm.conductor.service import run_conductor
+
+    run, config = _join_run(parsed)
+    return _serve(
+        run_conductor(
+            config, run.path, run.model_dir, run.store_root, run.tokens(), port=0,
+            ready=lambda url: run.announce("conductor", url),
+        )
+    )  # fmt: skip
+
+
+def _trainer(parsed: argparse.Namespace) -> int:
+    from polyrhythm.train import run_trainer
+
+    run, config = _join_run(parsed)
+    with _interrupted_by(signal.SIGTERM):
+        run_trainer(
+            config, run.path, run.model_dir, run.wait_for_url("conductor", 30.0), run.tokens()["admin"], run.store_root
+        )
+    return 0
+
+
+def _join_run(parsed: argparse.Namespace) -> "tuple[RunFolder, Config]":
+    from polyrhythm.cluster.lifeline import hold_lifeline
+    from polyrhythm.cluster.run_folder import RunFolder
+
+    hold_lifeline()
+    run = RunFolder(parsed.run_dir)
+    try:
+        return run, run.config()
+    except OSError:
+        raise UserError(f"--run {parsed.run_dir} is not a run folder: it has no config.json") from None
+
+
+def _serve(server: Coroutine[Any, Any, None]) -> int:
+    """Run a server until SIGTERM or SIGINT cancels it."""
+
+    async def serve() -> None:
+        task = asyncio.ensure_future(server)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(serve())
+    return 0
+
+
+@contextlib.contextmanager
+def _interrupted_by(number: signal.Signals):
+    """Let this signal end a command the way Ctrl-C does."""
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        print(f"polyrhythm: {line}", file=sys.stderr)

@@ -1,0 +1,31 @@
+"""What can be checked before any process starts: the task, its reward, and that every prompt fits."""
+
+from pathlib import Path
+
+from polyrhythm.config import Config
+from polyrhythm.errors import UserError
+from polyrhythm.rewards import check_reward_importable
+from polyrhythm.tasks import ProblemStream, make_task
+from polyrhythm.tokenizer import Tokenizer
+
+NUM_ENDLESS_CHECKED = 64
+
+
+def check_run(config: Config, model_dir: Path) -> None:
+    """Raise UserError, naming key, value and fix, for what would fail later."""
+    task = make_task(config.task)
+    check_reward_importable(task.reward)
+    tokenizer = Tokenizer(model_dir)
+    limit = config.engine.context_length or tokenizer.context_length
+    if config.engine.context_length > tokenizer.context_length:
+        raise UserError(f"engine.context_length={config.engine.context_length} is more than the "
+                        f"{tokenizer.context_length} tokens of model={config.model!r}: lower it")  # fmt: skip
+    stream = ProblemStream(task, config.seed)
+    for problem in stream.take(0, task.num_problems or NUM_ENDLESS_CHECKED):
+        num_tokens = len(tokenizer.encode(problem.prompt))
+        if num_tokens + config.rollout.max_tokens > limit:
+            raise UserError(
+                f"problem {problem.index} of task {config.task.name!r} has a prompt of {num_tokens} tokens; with "
+                f"rollout.max_tokens={config.rollout.max_tokens} that is longer than the context of {limit} tokens: "
+                "shorten the prompt, lower rollout.max_tokens, or raise engine.context_length"
+            )

@@ -1,0 +1,120 @@
+"""The folder of a run: what every process of it needs to know, and what it leaves behind."""
+
+import json
+import os
+import secrets
+import shutil
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.config import Config, read_saved_config, save_config
+from polyrhythm.errors import RunError, UserError
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_PREFIX = "polyrhythm-"
+SCOPES = ("generate", "admin")
+
+
+class RunFolder:
+    """Paths and small files of one run. Made once by `create`, opened by name in every process."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.logs = path / "logs"
+        self.processes = path / "processes"
+
+    @classmethod
+    def create(cls, config: Config, model_dir: Path) -> "RunFolder":
+        parent = Path(config.output_dir)
+        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        for suffix in ["", *(f"-{number}" for number in range(2, 100))]:
+            run = cls((parent / f"{stamp}{suffix}").resolve())
+            try:
+                run.path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise UserError(f"output_dir={config.output_dir!r} cannot be written: {error.strerror}") from None
+        else:
+            raise UserError(f"{parent / stamp} and its successors exist already")
+        run.logs.mkdir()
+        run.processes.mkdir()
+        save_config(config, run.path / "config.json")
+        run._write_secret("tokens.json", {scope: secrets.token_urlsafe(32) for scope in SCOPES})
+        store_root = _choose_store_root(config, run.path, model_dir)
+        run._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root)})
+        return run
+
+    def config(self) -> Config:
+        return read_saved_config(self.path / "config.json")
+
+    def tokens(self) -> dict[str, str]:
+        return json.loads((self.path / "tokens.json").read_text())
+
+    @property
+    def model_dir(self) -> Path:
+        return Path(self._read("run.json")["model_dir"])
+
+    @property
+    def store_root(self) -> Path:
+        return Path(self._read("run.json")["store_root"])
+
+    def announce(self, name: str, url: str) -> None:
+        """Called by a server process once it listens."""
+        self._write(f"processes/{name}.json", {"pid": os.getpid(), "url": url})
+
+    def wait_for_url(self, name: str, deadline_s: float) -> str:
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            if url := self.url(name):
+                return url
+            time.sleep(0.02)
+        raise RunError(f"{name} did not listen within {deadline_s:.0f} s")
+
+    def url(self, name: str) -> str | None:
+        try:
+            return self._read(f"processes/{name}.json")["url"]
+        except FileNotFoundError:
+            return None
+
+    def remove_snapshots(self) -> None:
+        """Snapshots in shared memory end with the run; the trained model is in the run folder."""
+        if self.store_root.parent == SHARED_MEMORY:
+            shutil.rmtree(self.store_root, ignore_errors=True)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        beside = self.path / f"{name}.new"
+        beside.write_text(json.dumps(content) + "\n")
+        os.replace(beside, self.path / name)
+
+    def _write_secret(self, name: str, content: dict[str, str]) -> None:
+        descriptor = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            json.dump(content, file)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        return json.loads((self.path / name).read_text())
+
+
+def _choose_store_root(config: Config, run_path: Path, model_dir: Path) -> Path:
+    if config.weights.root:
+        return Path(config.weights.root).resolve() / run_path.name
+    num_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    needed = (config.weights.keep + 1) * 2 * num_bytes  # fp32 snapshots of a model that may be stored in 16 bits
+    _remove_orphans()
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed + 2**30:
+        root = SHARED_MEMORY / f"{SHARED_MEMORY_PREFIX}{os.getpid()}-{run_path.name}"
+        root.mkdir(mode=0o700)
+        return root
+    return run_path / "weights"
+
+
+def _remove_orphans() -> None:
+    """Snapshots whose run was killed without a chance to clean up."""
+    for folder in SHARED_MEMORY.glob(f"{SHARED_MEMORY_PREFIX}*-*"):
+        pid = folder.name.removeprefix(SHARED_MEMORY_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""How the cores of one machine are divided, and the environment that the processes are started with."""
+
+import os
+from dataclasses import dataclass
+
+from polyrhythm.config import Config
+
+
+@dataclass(frozen=True)
+class ThreadPlan:
+    engine: int
+    trainer: int
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def plan_threads(config: Config, cores: int) -> ThreadPlan:
+    """Half of the cores for the trainer, the rest among the engines, at least one each, unless the configuration says."""
+    trainer = config.training.threads or max(1, cores // 2)
+    engine = config.engine.threads or max(1, (cores - min(trainer, cores - 1)) // config.engine.num)
+    return ThreadPlan(engine=engine, trainer=trainer)
+
+
+def process_environment(num_threads: int) -> dict[str, str]:
+    """What must be set before torch is imported."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(num_threads),
+        "MKL_NUM_THREADS": str(num_threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a waiting thread must not take the core another process could use
+        "MKL_CBWR": "AUTO,STRICT",  # matrix products give the same bits for any batch size and number of threads
+        # Freed memory is kept for the next micro-batch: on many machines fresh pages cost more than the arithmetic.
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+        "MALLOC_TOP_PAD_": str(64 * 2**20),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "POLYRHYTHM_LIFELINE": "stdin",
+    }

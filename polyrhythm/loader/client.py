@@ -1,0 +1,67 @@
+"""The trainer's line to the conductor: blocking HTTP, one kept connection, a deadline on every request."""
+
+import http.client
+import time
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from polyrhythm import wire
+from polyrhythm.errors import RunError
+
+T = TypeVar("T")
+LONG_POLL_S = 20.0
+GRACE_S = 30.0
+
+
+class ConductorClient:
+    """Sends the messages of `wire` and returns the decoded answers; trouble is a RunError that says whose."""
+
+    def __init__(self, url: str, token: str):
+        address = urlsplit(url)
+        self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=GRACE_S)
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
+
+    def open_step(self, version: int, deadline_s: float) -> None:
+        self._call("POST", "/steps/open", wire.OpenStep(version=version), deadline_s)
+
+    def groups(self, version: int, offset: int, wait_s: float) -> wire.GroupsReply:
+        path = f"/steps/{version}/groups?offset={offset}&wait_s={wait_s}"
+        return wire.decode(self._call("GET", path, None, wait_s + GRACE_S), wire.GroupsReply)
+
+    def commit_step(self, version: int, metrics: dict[str, float]) -> None:
+        self._call("POST", "/steps/commit", wire.CommitStep(version=version, metrics=metrics), GRACE_S)
+
+    def report(self, report: wire.TrainerReport) -> None:
+        self._call("POST", "/trainer/report", report, GRACE_S)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _call(self, method: str, path: str, message: Any, deadline_s: float) -> bytes:
+        body = None if message is None else wire.encode(message)
+        try:
+            status, content = self._exchange(method, path, body, deadline_s)
+        except TimeoutError:
+            raise RunError(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise RunError(f"the conductor cannot be reached: {error or type(error).__name__}") from None
+        if status != 200:
+            raise RunError(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
+        return content
+
+    def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> tuple[int, bytes]:
+        started = time.monotonic()
+        for attempt in (1, 2):
+            self._connection.timeout = deadline_s
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(deadline_s)
+            try:
+                self._connection.request(method, path, body, self._headers)
+                response = self._connection.getresponse()
+                return response.status, response.read()
+            except (ConnectionError, http.client.BadStatusLine):
+                # A kept connection may have been closed while idle. Every request is idempotent, so once more is safe.
+                self._connection.close()
+                if attempt == 2 or time.monotonic() - started > deadline_s:
+                    raise
+        raise AssertionError("unreachable")

@@ -1,0 +1,67 @@
+"""Policy, old policy and reference: three models in one engine, scored by the same code on the same layout.
+
+The reference exists when there is a KL term, the old policy when a step makes more than one update; otherwise neither
+costs memory or time.
+"""
+
+import copy
+from pathlib import Path
+
+import torch
+
+from polyrhythm.config import AlgorithmConfig, TrainingConfig
+from polyrhythm.training.layout import Layout
+from polyrhythm.training.scoring import Scores, prepare_model, score
+
+
+class TriModel:
+    """`score` asks the policy with gradients; `score_old` and `score_reference` ask the frozen copies without."""
+
+    def __init__(
+        self, policy: torch.nn.Module, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
+        longest_sequence: int | None = None,
+    ):  # fmt: skip
+        self.temperature = temperature
+        self.policy = policy
+        self.shares_prompts = prepare_model(policy, training.share_prompt, longest_sequence)
+        policy.eval()  # dropout would make the same tokens cost differently in two passes
+        # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
+        self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None
+        self.old_policy = _frozen_copy(policy) if training.updates_per_step > 1 else None
+        if training.gradient_checkpointing:
+            policy.train()  # transformers checkpoints in train mode only; dropout is refused by prepare_model
+            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # pyright: ignore
+
+    def score(self, layout: Layout) -> Scores:
+        return score(self.policy, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def score_old(self, layout: Layout) -> Scores:
+        """The policy at the start of the step: the kept copy, or the policy itself while it has not been updated."""
+        return score(self.old_policy or self.policy, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def score_reference(self, layout: Layout) -> Scores:
+        assert self.reference is not None, "there is no reference model when kl_coef is 0"
+        return score(self.reference, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def remember_old_policy(self) -> None:
+        if self.old_policy is not None:
+            for old, new in zip(self.old_policy.parameters(), self.policy.parameters(), strict=True):
+                old.copy_(new)
+
+
+def load_policy(model_dir: Path) -> torch.nn.Module:
+    """The model of a folder in fp32, on the accelerator if there is one."""
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return policy.to(accelerator) if accelerator else policy
+
+
+def _frozen_copy(model: torch.nn.Module) -> torch.nn.Module:
+    frozen = copy.deepcopy(model)
+    frozen.requires_grad_(False)
+    return frozen.eval()

@@ -1,0 +1,39 @@
+"""The end of an update: divide the summed gradients once, clip, AdamW with warm-up."""
+
+import torch
+
+from polyrhythm.config import TrainingConfig
+
+
+class Optimizer:
+    """AdamW over fp32 gradient sums; `step(divisor)` makes the one division of the update."""
+
+    def __init__(self, model: torch.nn.Module, config: TrainingConfig):
+        self.config = config
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.num_updates = 0
+        self.adamw = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay, fused=True,
+        )  # fmt: skip
+
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        warm = min(1.0, (self.num_updates + 1) / self.config.warmup_steps) if self.config.warmup_steps else 1.0
+        return self.config.learning_rate * warm
+
+    @torch.no_grad()
+    def step(self, divisor: float) -> dict[str, float]:
+        learning_rate = self.learning_rate()
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        gradient_norm = 0.0
+        if gradients:
+            gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
+            clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
+            torch._foreach_mul_(gradients, clip / divisor)  # the division and the clipping in one pass over memory
+            for group in self.adamw.param_groups:
+                group["lr"] = learning_rate
+            self.adamw.step()
+            torch._foreach_zero_(gradients)  # kept, not freed: fresh pages cost more than zeroing
+        self.num_updates += 1
+        return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}

@@ -1,0 +1,227 @@
+"""`forward_backward` adds up gradients, `optim_step` makes the update: the two verbs of training."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyrhythm.algorithms.advantages import ADVANTAGES
+from polyrhythm.algorithms.losses import KL_LOSSES, clipped_policy_loss, group_divisor, kl_k1, kl_k3, token_weight
+from polyrhythm.config import Config
+from polyrhythm.errors import RunError
+from polyrhythm.observe.lane import Lane
+from polyrhythm.training.layout import Layout, pack
+from polyrhythm.training.models import TriModel
+from polyrhythm.training.optimizer import Optimizer
+from polyrhythm.types import Group, MicroBatch
+
+
+@dataclass
+class _Sums:
+    """What a step adds up for its metrics; sums and counts, divided only when they are shown."""
+
+    totals: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, value: Tensor | float) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + float(value)
+
+    def peak(self, name: str, value: Tensor | float) -> None:
+        self.maxima[name] = max(self.maxima.get(name, float("-inf")), float(value))
+
+
+class Trainer:
+    """One rank. Between two `optim_step`s it may be given any number of micro-batches in any order."""
+
+    def __init__(self, config: Config, policy: torch.nn.Module, lane: Lane | None = None):
+        self.config = config
+        longest = config.engine.context_length or None
+        self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
+        self.optimizer = Optimizer(policy, config.training)
+        self.device = next(policy.parameters()).device
+        self.lane = lane or Lane("trainer")
+        self.num_updates_in_step = 0
+        self.divisor = 0.0
+        self.version = 0
+        self.sums = _Sums()
+        self.update_metrics: dict[str, float] = {}
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        return self.models.policy
+
+    def begin_step(self, version: int) -> None:
+        self.version = version
+        self.num_updates_in_step = 0
+        self.sums = _Sums()
+        self.models.remember_old_policy()
+
+    def forward_backward(self, micro_batch: MicroBatch) -> None:
+        """Add the gradient of the micro-batch's summed loss to the parameters' gradients."""
+        with self.lane.doing("forward_backward"):
+            self._refuse_other_versions(micro_batch)
+            kept = []
+            for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
+                self.divisor += group_divisor(
+                    self.config.algorithm.aggregation, len(group.rollouts), group.num_completion_tokens
+                )
+                self.sums.add("groups", 1)
+                if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):
+                    kept.append((group, advantages))
+                else:
+                    self.sums.add("skipped_groups", 1)
+            if kept:
+                self._forward_backward(kept)
+
+    def optim_step(self) -> None:
+        """Divide by what the micro-batches added to the divisor, clip, update."""
+        with self.lane.doing("update"):
+            if self.divisor > 0:
+                self.update_metrics = self.optimizer.step(self.divisor)
+            self.divisor = 0.0
+            self.num_updates_in_step += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Of the step so far."""
+        return {**self.update_metrics, **_step_metrics(self.sums)}
+
+    def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:
+        for group in micro_batch.groups:
+            for rollout in group.rollouts:
+                if rollout.policy_version != self.version or micro_batch.version != self.version:
+                    raise RunError(
+                        f"group {group.position} of step {group.step} holds a rollout of policy v{rollout.policy_version} "
+                        f"while v{self.version} is trained: off-policy data is refused"
+                    )
+
+    def _forward_backward(self, kept: list[tuple[Group, list[float]]]) -> None:
+        groups = [group for group, _ in kept]
+        advantages = [advantages for _, advantages in kept]
+        layouts = pack(
+            [(group.prompt_ids, [r.completion.token_ids for r in group.rollouts]) for group in groups],
+            share_prompt=self.models.shares_prompts,
+            max_tokens=self.config.training.tokens_per_micro_batch,
+        )
+        layouts = [layout.to(self.device) for layout in layouts]
+        algorithm = self.config.algorithm
+        references = [self.models.score_reference(x).logprobs_N if algorithm.kl_coef > 0 else None for x in layouts]
+        needs_old = self.num_updates_in_step > 0 or (algorithm.kl_coef > 0 and algorithm.kl_estimator == "k1")
+        olds = [self.models.score_old(layout).logprobs_N if needs_old else None for layout in layouts]
+        if algorithm.kl_coef > 0 and algorithm.kl_estimator == "k1":
+            advantages = self._advantages_less_kl(groups, layouts, olds, references)
+        for layout, old_N, reference_N in zip(layouts, olds, references, strict=True):
+            self._backward_layout(layout, groups, advantages, old_N, reference_N)
+
+    def _backward_layout(
+        self, layout: Layout, groups: list[Group], advantages: list[list[float]], old_N: Tensor | None,
+        reference_N: Tensor | None,
+    ) -> None:  # fmt: skip
+        algorithm = self.config.algorithm
+        scores = self.models.score(layout)
+        logprobs_N = scores.logprobs_N
+        advantages_N = _per_token(layout, advantages)
+        weights_N = _per_token(layout, [_token_weights(algorithm.aggregation, g, self._max_tokens) for g in groups])
+        weights_N = weights_N * layout.loss_mask_N
+        losses_N, ratio_N = clipped_policy_loss(
+            logprobs_N, old_N, advantages_N, algorithm.clip_low, algorithm.clip_high
+        )
+        if reference_N is not None and algorithm.kl_estimator in KL_LOSSES:
+            losses_N = losses_N + algorithm.kl_coef * KL_LOSSES[algorithm.kl_estimator](logprobs_N, reference_N)
+        loss = (losses_N * weights_N).sum()
+        loss.backward()
+        rollout_N = _per_position(layout, groups)
+        self._measure(layout, loss, ratio_N.detach(), logprobs_N.detach(), scores.entropy_N, rollout_N, reference_N)
+
+    @property
+    def _max_tokens(self) -> int:
+        return self.config.rollout.max_tokens
+
+    def _advantages_less_kl(
+        self, groups: list[Group], layouts: list[Layout], olds: list[Tensor | None], references: list[Tensor | None]
+    ) -> list[list[float]]:
+        """k1 in the reward: each rollout's reward loses kl_coef times its summed log-ratio, then the group is compared."""
+        penalties = [[0.0] * len(group.rollouts) for group in groups]
+        for layout, old_N, reference_N in zip(layouts, olds, references, strict=True):
+            assert old_N is not None and reference_N is not None
+            penalty_N = kl_k1(old_N, reference_N) * layout.loss_mask_N
+            rows = zip(layout.group_N.tolist(), layout.rollout_N.tolist(), penalty_N.tolist(), strict=True)
+            for group, rollout, penalty in rows:
+                penalties[group][rollout] += self.config.algorithm.kl_coef * penalty
+        advantage = ADVANTAGES[self.config.algorithm.advantage]
+        return [
+            advantage([(r.reward or 0.0) - p for r, p in zip(group.rollouts, penalty, strict=True)])
+            for group, penalty in zip(groups, penalties, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _measure(
+        self, layout: Layout, loss: Tensor, ratio_N: Tensor, logprobs_N: Tensor, entropy_N: Tensor, rollout_N: Tensor,
+        reference_N: Tensor | None,
+    ) -> None:  # fmt: skip
+        sums, mask_N = self.sums, layout.loss_mask_N
+        clipped_N = (ratio_N < 1 - self.config.algorithm.clip_low) | (ratio_N > 1 + self.config.algorithm.clip_high)
+        gap_N = (logprobs_N - rollout_N)[mask_N]
+        sums.add("loss", loss.detach())
+        sums.add("tokens", mask_N.sum())
+        sums.add("row_tokens", layout.num_tokens)
+        sums.add("entropy", entropy_N[mask_N].sum())
+        sums.add("clipped", (clipped_N & mask_N).sum())
+        sums.add("ratio", ratio_N[mask_N].sum())
+        sums.peak("ratio_abs_gap", (ratio_N[mask_N] - 1).abs().max())
+        sums.add("mismatch_abs", gap_N.abs().sum())
+        sums.add("mismatch_k1", -gap_N.sum())
+        sums.add("mismatch_k3", (torch.expm1(gap_N) - gap_N).sum())
+        sums.peak("mismatch_abs", gap_N.abs().max())
+        if reference_N is not None:
+            sums.add("kl_k1", kl_k1(logprobs_N, reference_N)[mask_N].sum())
+            sums.add("kl_k3", kl_k3(logprobs_N, reference_N)[mask_N].sum())
+
+
+def _token_weights(aggregation: str, group: Group, max_tokens: int) -> list[float]:
+    total = group.num_completion_tokens
+    return [token_weight(aggregation, len(r.completion.token_ids), total, max_tokens) for r in group.rollouts]
+
+
+def _per_token(layout: Layout, values: list[list[float]]) -> Tensor:
+    """Spread one value per rollout over the rollout's tokens."""
+    starts, flat = [0], []
+    for row in values:
+        flat.extend(row)
+        starts.append(len(flat))
+    device = layout.group_N.device
+    index_N = torch.tensor(starts, device=device)[layout.group_N] + layout.rollout_N
+    return torch.tensor(flat, dtype=torch.float32, device=device)[index_N]
+
+
+def _per_position(layout: Layout, groups: list[Group]) -> Tensor:
+    """The engine's log-probability of each target token."""
+    values: list[float] = []
+    pairs = zip(layout.group_N.tolist(), layout.rollout_N.tolist(), strict=True)
+    previous, position = (-1, -1), 0
+    for pair in pairs:
+        position = position + 1 if pair == previous else 0
+        values.append(groups[pair[0]].rollouts[pair[1]].completion.rollout_logprobs[position])
+        previous = pair
+    return torch.tensor(values, dtype=torch.float32, device=layout.group_N.device)
+
+
+def _step_metrics(sums: _Sums) -> dict[str, float]:
+    total = sums.totals.get
+    tokens = total("tokens", 0.0) or 1.0
+    metrics = {
+        "train/loss_sum": total("loss", 0.0),
+        "train/tokens": total("tokens", 0.0),
+        "train/row_tokens": total("row_tokens", 0.0),
+        "train/entropy": total("entropy", 0.0) / tokens,
+        "train/clip_fraction": total("clipped", 0.0) / tokens,
+        "train/ratio_mean": total("ratio", tokens) / tokens,
+        "train/ratio_abs_gap_max": sums.maxima.get("ratio_abs_gap", 0.0),
+        "groups/skipped": total("skipped_groups", 0.0),
+        "mismatch/logprob_abs_mean": total("mismatch_abs", 0.0) / tokens,
+        "mismatch/logprob_abs_max": sums.maxima.get("mismatch_abs", 0.0),
+        "mismatch/k1": total("mismatch_k1", 0.0) / tokens,
+        "mismatch/k3": total("mismatch_k3", 0.0) / tokens,
+    }
+    if "kl_k1" in sums.totals:
+        metrics |= {"kl/k1": total("kl_k1", 0.0) / tokens, "kl/k3": total("kl_k3", 0.0) / tokens}
+    return metrics
