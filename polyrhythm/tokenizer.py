@@ -29,9 +29,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens."""
-        return self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _load_fast_tokenizer(self) -> Any:
         if not (self.model_dir / "tokenizer.json").is_file():

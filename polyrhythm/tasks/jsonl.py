@@ -11,7 +11,7 @@ from polyrhythm.errors import UserError
 from polyrhythm.types import ChatMessage, Problem
 
 # Reward functions get these by name already.
-RESERVED_KEYS = ("prompts", "completions")
+RESERVED_KEYS = ("prompts", "completions", "completion_ids")
 
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
@@ -59,7 +59,9 @@ def _parse_problem(line: bytes, index: int, prompt_key: str, place: str) -> Prob
         raise UserError(f"{place}: broken JSON: {error}") from error
     if prompt_key not in columns:
         found = ", ".join(columns) or "{}"
-        raise UserError(f"{place}: no key {prompt_key!r}, only {found}: set task.options.prompt_key to the prompt's key")
+        raise UserError(
+            f"{place}: no key {prompt_key!r}, only {found}: task.options.prompt_key says where the prompt is"
+        )
     for key in RESERVED_KEYS:
         if key in columns and key != prompt_key:
             raise UserError(f"{place}: the key {key!r} is taken by what every reward function is given: rename it")

@@ -26,7 +26,9 @@ def some_problems(task: Task) -> list[Problem]:
     return [task.problem(index) for index in range(min(task.num_problems or 7, 7))]
 
 
-def test_the_same_index_is_the_same_problem_twice_and_in_another_process_of_the_same_options(config: TaskConfig) -> None:
+def test_the_same_index_is_the_same_problem_twice_and_in_another_task_of_the_same_options(
+    config: TaskConfig,
+) -> None:
     task = make_task(config)
     assert some_problems(task) == some_problems(task) == some_problems(make_task(config))
     assert [problem.index for problem in some_problems(task)] == list(range(len(some_problems(task))))

@@ -44,7 +44,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake(tmp_path: Path) 
         ('{"prompt": "a", ', "broken JSON"),
         (b'{"prompt": "\xff"}', "broken JSON"),
         ('["prompt"]', "not a JSON object"),
-        ('{"text": "a"}', "no key 'prompt', only text: set task.options.prompt_key"),
+        ('{"text": "a"}', "no key 'prompt', only text: task.options.prompt_key says"),
         ('{"prompt": ""}', "the prompt is empty"),
         ('{"prompt": 5}', "neither text nor a list of chat messages"),
         ('{"prompt": [{"role": "user"}]}', "needs role and content, this one has role"),
