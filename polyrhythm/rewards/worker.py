@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from polyrhythm.errors import UserError
@@ -70,12 +70,12 @@ def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardRe
 
 def single_number(result: Any) -> float:
     """The reward in what the function returned: a number, or a sequence of one."""
-    if isinstance(result, Sequence) and not isinstance(result, str) or hasattr(result, "tolist"):
-        items = result.tolist() if hasattr(result, "tolist") else result
-        items = items if isinstance(items, Sequence) else [items]
-        if len(items) != 1:
-            raise ValueError(f"the reward returned {len(items)} values for one completion")
-        result = items[0]
+    if hasattr(result, "tolist"):  # numpy arrays and scalars, tensors
+        result = result.tolist()
+    if isinstance(result, list | tuple):
+        if len(result) != 1:
+            raise ValueError(f"the reward returned {len(result)} values for one completion")
+        result = result[0]
     if result is None:
         raise ValueError("the reward returned None")
     number = float(result) if not isinstance(result, str) else math.nan

@@ -1,0 +1,8 @@
+"""The conductor: the process between task, engines and trainer. It never imports torch.
+
+Problems go out to the engines of the pool, completions come back through the ledger and the reward workers, and
+finished groups wait in the step until the trainer pulls them:
+
+    service (HTTP) → conductor (what the routes do) → dispatcher → pool → engine_client
+                                 step ← ledger, rewards
+"""

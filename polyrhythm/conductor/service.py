@@ -1,0 +1,177 @@
+"""The conductor's HTTP service: msgpack bodies of `wire`, a token for every route but /health."""
+
+import asyncio
+import hmac
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from polyrhythm import wire
+from polyrhythm.conductor.conductor import Conductor, Conflict, RunFailed
+from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
+from polyrhythm.conductor.status import run_status
+from polyrhythm.config import Config
+from polyrhythm.types import Sampling
+from polyrhythm.wire import CommitStep, JoinRequest, OpenStep, TrainerReport
+
+MAX_WAIT_S = 60.0
+SHUTDOWN_DEADLINE_S = 1.0
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Service:
+    """The routes. Each decodes a message, asks the conductor, and encodes the answer."""
+
+    def __init__(self, conductor: Conductor, admin_token: str):
+        self._conductor = conductor
+        self._expected = f"Bearer {admin_token}".encode()
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=wire.MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/status", self._status),
+                web.post("/engines/join", self._join),
+                web.post("/steps/open", self._open),
+                web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
+                web.post("/steps/commit", self._commit),
+                web.post("/trainer/report", self._report),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse who has no token, and say every expected trouble in one line."""
+        said = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if request.path != "/health" and not hmac.compare_digest(said, self._expected):
+            return web.Response(status=401, text="a token is needed")
+        try:
+            return await handler(request)
+        except msgspec.DecodeError as error:
+            return web.Response(status=400, text=f"the body cannot be read: {error}")
+        except Conflict as error:
+            return web.Response(status=409, text=str(error))
+        except RunFailed as error:
+            return web.Response(status=503, text=str(error))
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(run_status(self._conductor)), content_type="application/json")
+
+    async def _join(self, request: web.Request) -> web.Response:
+        self._conductor.join(await _message(request, JoinRequest))
+        return _reply({})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        await self._conductor.open_step((await _message(request, OpenStep)).version)
+        return _reply({})
+
+    async def _groups(self, request: web.Request) -> web.Response:
+        offset = int(_number(request, "offset"))
+        wait_s = min(_number(request, "wait_s"), MAX_WAIT_S)
+        return _reply(await self._conductor.groups(int(request.match_info["version"]), offset, wait_s))
+
+    async def _commit(self, request: web.Request) -> web.Response:
+        self._conductor.commit(await _message(request, CommitStep))
+        return _reply({})
+
+    async def _report(self, request: web.Request) -> web.Response:
+        self._conductor.report(await _message(request, TrainerReport))
+        return _reply({})
+
+
+async def _message(request: web.Request, kind: type[T]) -> T:
+    if request.content_type != wire.CONTENT_TYPE:
+        raise web.HTTPUnsupportedMediaType(text=f"content type {wire.CONTENT_TYPE} is needed")
+    return wire.decode(await request.read(), kind)
+
+
+def _reply(message: object) -> web.Response:
+    return web.Response(body=wire.encode(message), content_type=wire.CONTENT_TYPE)
+
+
+def _number(request: web.Request, name: str) -> float:
+    try:
+        value = float(request.query.get(name, 0))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 2**31:
+        raise web.HTTPBadRequest(text=f"{name} must be a number from 0 on")
+    return value
+
+
+async def run_conductor(
+    config: Config,
+    run_dir: Path,
+    model_dir: Path,
+    store_root: Path,
+    tokens: dict[str, str],
+    port: int,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until SIGTERM or cancellation; RunError when the run cannot go on. `ready` is told the URL that listens."""
+    from polyrhythm.observe.metrics import MetricsWriter
+    from polyrhythm.rewards.pool import RewardPool
+    from polyrhythm.tasks import ProblemStream, make_task
+    from polyrhythm.tokenizer import Tokenizer
+
+    task = make_task(config.task)
+    tokenizer = Tokenizer(model_dir)
+    async with (
+        open_session() as session,
+        RewardPool(task.reward, config.reward.num_workers, config.reward.deadline_s) as rewards,
+    ):
+        conductor = Conductor(
+            config,
+            problems=ProblemStream(task, config.seed),
+            text=tokenizer,
+            sampling=sampling_of(config, task.stop, tokenizer.eos_token_ids),
+            vocab_size=tokenizer.vocab_size,
+            scorer=rewards,
+            writer=MetricsWriter(run_dir),
+            connect=lambda url: HttpEngineClient(session, url, tokens),
+        )
+        await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
+
+
+async def serve(conductor: Conductor, host: str, port: int, admin_token: str, ready: Callable[[str], None]) -> None:
+    """The conductor and its service, until SIGTERM, cancellation or failure."""
+    runner = web.AppRunner(Service(conductor, admin_token).application(), shutdown_timeout=SHUTDOWN_DEADLINE_S)
+    await runner.setup()
+    loop = asyncio.get_running_loop()
+    run = loop.create_task(conductor.run())
+    loop.add_signal_handler(signal.SIGTERM, run.cancel)
+    try:
+        site = web.TCPSite(runner, host, port)
+        await site.start()
+        ready(f"http://{host}:{runner.addresses[0][1]}")
+        await asyncio.wait([run])
+        if not run.cancelled():
+            run.result()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        run.cancel()
+        await asyncio.wait([run])
+        await runner.cleanup()
+
+
+def sampling_of(config: Config, task_stop: tuple[str, ...], eos_token_ids: tuple[int, ...]) -> Sampling:
+    rollout = config.rollout
+    return Sampling(
+        max_tokens=rollout.max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(dict.fromkeys([*rollout.stop, *task_stop])),
+        stop_token_ids=tuple(eos_token_ids),
+    )

@@ -1,0 +1,75 @@
+"""One step as the conductor keeps it: its problems, its ledger, and the groups that are ready for the trainer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.ledger import Ledger
+from polyrhythm.types import Completion, Group, Problem, Rollout
+
+MAX_TOKENS_PER_REPLY = 1_000_000
+
+
+@dataclass(eq=False)
+class Step:
+    """`handed_out` is the order in which the trainer sees groups: as they finish, or by position."""
+
+    version: int
+    problems: list[Problem]
+    ledger: Ledger
+    order: Literal["completion", "problem"]
+    opened_at_s: float
+    changed: Change = field(default_factory=Change)
+    handed_out: list[Group] = field(default_factory=list)
+    finished: dict[int, Group] = field(default_factory=dict)
+    finished_at_s: dict[int, float] = field(default_factory=dict)
+    dispatched_at_s: float | None = None
+    """When the engines were ready and the first group could go out."""
+    num_dispatched: int = 0
+    num_taken: int = 0
+    num_scored: int = 0
+    reward_errors: list[str] = field(default_factory=list)
+    metrics: dict[str, float] | None = None
+    """What was logged for it; None until it is committed."""
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.problems)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == self.num_groups
+
+    @property
+    def is_committed(self) -> bool:
+        return self.metrics is not None
+
+    def finish(self, position: int, prompt_ids: list[int], rewards: Sequence[float | None], now_s: float) -> Group:
+        """All rollouts of a position are in and scored: its group is ready."""
+        completions: list[Completion] = self.ledger.completions(position)
+        rollouts = [
+            Rollout(index=index, completion=completion, policy_version=self.version, reward=reward)
+            for index, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
+        ]
+        group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
+        self.finished[position] = group
+        self.finished_at_s[position] = now_s
+        if self.order == "completion":
+            self.handed_out.append(group)
+        else:
+            while len(self.handed_out) in self.finished:
+                self.handed_out.append(self.finished[len(self.handed_out)])
+        self.changed.set()
+        return group
+
+    def groups_from(self, offset: int) -> list[Group]:
+        """The groups from `offset` on, as many as one reply holds. Asking again for the same offset is harmless."""
+        groups, num_tokens = [], 0
+        for group in self.handed_out[offset:]:
+            num_tokens += group.num_completion_tokens + len(group.prompt_ids)
+            if groups and num_tokens > MAX_TOKENS_PER_REPLY:
+                break
+            groups.append(group)
+        self.num_taken = max(self.num_taken, min(offset, len(self.handed_out)) + len(groups))
+        return groups

@@ -1,0 +1,255 @@
+"""A scripted engine behind real HTTP, and a conductor around fakes of everything else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from polyrhythm import wire
+from polyrhythm.conductor.conductor import Conductor
+from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
+from polyrhythm.conductor.service import Service, sampling_of
+from polyrhythm.config import Config
+from polyrhythm.rewards.frames import RewardResult
+from polyrhythm.types import Completion, Problem
+from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
+
+VOCAB_SIZE = 1000
+TOKENS = {"generate": "generate-token", "admin": "admin-token"}
+
+
+class ScriptedEngine:
+    """Answers like an engine, as told: set `answer` and `load` to misbehave, `hold` a position to keep it waiting."""
+
+    def __init__(self, name: str, events: list[tuple]):
+        self.name = name
+        self.events = events
+        self.policy_version = -1
+        self.url = ""
+        self.num_running = 0
+        self.held: dict[str, asyncio.Event] = {}
+        self.answer: Callable[[GenerateRequest, GenerateReply], Any] = lambda request, reply: reply
+        self.load: Callable[[int], int | web.Response] = lambda version: version
+        self.status_fails = False
+
+    def hold(self, request_id: str) -> asyncio.Event:
+        """The request is answered only after the event is set."""
+        return self.held.setdefault(request_id, asyncio.Event())
+
+    def release_all(self) -> None:
+        for event in self.held.values():
+            event.set()
+
+    def application(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.post("/generate", self._generate),
+                web.post("/weights/load", self._load),
+                web.get("/status", self._status),
+            ]
+        )
+        return app
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == f"Bearer {TOKENS['generate']}"
+        message = wire.decode(await request.read(), GenerateRequest)
+        self.events.append(("generate", self.name, message.request_id))
+        if message.policy_version != self.policy_version:
+            return web.Response(status=409, text=f"this engine holds version {self.policy_version}")
+        self.num_running += len(message.seeds)
+        try:
+            if message.request_id in self.held:
+                await self.held[message.request_id].wait()
+            reply = self.answer(message, reply_to(message))
+            if isinstance(reply, Exception):
+                assert request.transport is not None
+                request.transport.abort()
+                raise reply
+            if isinstance(reply, web.StreamResponse):
+                return reply
+        finally:
+            self.num_running -= len(message.seeds)
+        self.events.append(("answer", self.name, message.request_id))
+        return web.Response(body=wire.encode(reply), content_type=wire.CONTENT_TYPE)
+
+    async def _load(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers["Authorization"] == f"Bearer {TOKENS['admin']}"
+        version = wire.decode(await request.read(), LoadRequest).version
+        self.events.append(("load", self.name, version))
+        outcome = self.load(version)
+        if isinstance(outcome, web.StreamResponse):
+            return outcome
+        self.policy_version = outcome
+        return web.Response(body=b"")
+
+    async def _status(self, _: web.Request) -> web.StreamResponse:
+        if self.status_fails:
+            return web.Response(status=500, text="told to fail")
+        status = EngineStatus(self.policy_version, self.num_running, 0, 0, 0.0, 1)
+        return web.Response(body=wire.encode(status), content_type=wire.CONTENT_TYPE)
+
+
+def reply_to(request: GenerateRequest) -> GenerateReply:
+    """A completion is a function of its seed, as the real engine's is."""
+    completions = [
+        Completion(token_ids=[seed % VOCAB_SIZE, 1], rollout_logprobs=[-0.5, -0.25], finish_reason="stop")
+        for seed in request.seeds
+    ]
+    return GenerateReply(request.request_id, request.policy_version, completions)
+
+
+class NumberedProblems:
+    def take(self, cursor: int, n: int) -> list[Problem]:
+        return [Problem(index, f"problem {index}", {"answer": index}) for index in range(cursor, cursor + n)]
+
+
+class WordlessText:
+    """Prompts of three tokens; completions read as their ids."""
+
+    def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        return [3, 4, int(str(prompt).split()[-1]) % VOCAB_SIZE]
+
+    def decode(self, token_ids) -> str:
+        return " ".join(map(str, token_ids))
+
+
+@dataclass
+class ScriptedScorer:
+    """Rewards odd completions, unless told otherwise."""
+
+    reward: Callable[[dict[str, Any], list[int]], RewardResult] = lambda columns, ids: RewardResult(float(ids[0] % 2))
+
+    async def score(self, columns, prompt, completion_text, completion_ids) -> RewardResult:
+        return self.reward(columns, completion_ids)
+
+
+@dataclass
+class RecordingWriter:
+    rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        self.rows.append((step, metrics))
+
+    def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
+        self.samples += samples
+
+
+class Stage:
+    """A running conductor with its HTTP service, and scripted engines around it."""
+
+    def __init__(self, conductor: Conductor, writer: RecordingWriter, scorer: ScriptedScorer):
+        self.conductor = conductor
+        self.writer = writer
+        self.scorer = scorer
+        self.events: list[tuple] = []
+        self.engines: list[ScriptedEngine] = []
+        self.run: asyncio.Task[None]
+        self.url = ""
+        self._stack = contextlib.AsyncExitStack()
+        self._session: aiohttp.ClientSession
+
+    async def call(
+        self, method: str, path: str, message: Any = None, token: str = TOKENS["admin"]
+    ) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
+        body = None if message is None else wire.encode(message)
+        async with self._session.request(method, self.url + path, data=body, headers=headers) as response:
+            return response.status, await response.read()
+
+    async def open(self, version: int) -> tuple[int, bytes]:
+        return await self.call("POST", "/steps/open", wire.OpenStep(version))
+
+    async def groups(self, version: int, offset: int, wait_s: float = 10.0) -> wire.GroupsReply:
+        status, body = await self.call("GET", f"/steps/{version}/groups?offset={offset}&wait_s={wait_s}")
+        assert status == 200, body
+        return wire.decode(body, wire.GroupsReply)
+
+    async def all_groups(self, version: int) -> list:
+        groups = []
+        while len(groups) < self.conductor.config.rollout.groups_per_step:
+            groups += (await self.groups(version, len(groups))).groups
+        return groups
+
+    async def commit(self, version: int, **metrics: float) -> tuple[int, bytes]:
+        return await self.call("POST", "/steps/commit", wire.CommitStep(version, metrics))
+
+    async def status(self) -> dict[str, Any]:
+        status, body = await self.call("GET", "/status")
+        assert status == 200
+        return msgspec.json.decode(body)
+
+    async def add_engine(self, name: str | None = None, join: bool = True) -> ScriptedEngine:
+        engine = ScriptedEngine(name or f"engine-{len(self.engines)}", self.events)
+        server = TestServer(engine.application())
+        await server.start_server()
+        self._stack.push_async_callback(server.close)
+        self._stack.callback(engine.release_all)
+        engine.url = str(server.make_url("")).rstrip("/")
+        self.engines.append(engine)
+        if join:
+            status, body = await self.call("POST", "/engines/join", wire.JoinRequest(engine.name, engine.url))
+            assert status == 200, body
+        return engine
+
+    async def __aenter__(self) -> "Stage":
+        self._session = await self._stack.enter_async_context(open_session())
+        server = TestServer(Service(self.conductor, TOKENS["admin"]).application())
+        await server.start_server()
+        self._stack.push_async_callback(server.close)
+        self.url = str(server.make_url("")).rstrip("/")
+        self.run = asyncio.create_task(self.conductor.run())
+        self._stack.push_async_callback(self._end_run)
+        await asyncio.sleep(0)
+        return self
+
+    async def _end_run(self) -> None:
+        self.run.cancel()
+        await asyncio.wait([self.run], timeout=5)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+
+@pytest.fixture
+async def make_stage(monkeypatch) -> AsyncIterator[Callable]:
+    """`stage = await make_stage(num_engines=2, order="problem", rollout={...})`."""
+    monkeypatch.setattr("polyrhythm.conductor.conductor.LINGER_S", 0.05)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(num_engines: int = 1, **changes: Any) -> Stage:
+            session = await stack.enter_async_context(open_session())
+            values: dict[str, Any] = {
+                "rollout": {"group_size": 2, "groups_per_step": 4},
+                "engine": {"num": max(1, num_engines), "max_batch": 2, "start_deadline_s": 5},
+                "conductor": {"request_deadline_s": 5},
+                "weights": {"load_deadline_s": 5},
+            }
+            for key, value in changes.items():
+                values[key] = {**values[key], **value} if isinstance(value, dict) and key in values else value
+            config = Config.model_validate(values)
+            writer, scorer = RecordingWriter(), ScriptedScorer()
+            conductor = Conductor(
+                config,
+                problems=NumberedProblems(),
+                text=WordlessText(),
+                sampling=sampling_of(config, ("\n",), (2,)),
+                vocab_size=VOCAB_SIZE,
+                scorer=scorer,
+                writer=writer,
+                connect=lambda url: HttpEngineClient(session, url, TOKENS),
+            )
+            stage = await stack.enter_async_context(Stage(conductor, writer, scorer))
+            for _ in range(num_engines):
+                await stage.add_engine()
+            return stage
+
+        yield make

@@ -1,0 +1,258 @@
+import asyncio
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+
+from polyrhythm import wire
+from polyrhythm.errors import RunError
+from polyrhythm.rewards.frames import RewardResult
+from polyrhythm.types import rollout_seed
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_step_hands_out_every_group_once_and_commits(make_stage):
+    stage = await make_stage(num_engines=2)
+    assert (await stage.open(0))[0] == 200
+    groups = await stage.all_groups(0)
+    assert sorted(group.position for group in groups) == [0, 1, 2, 3]
+    assert {rollout.policy_version for group in groups for rollout in group.rollouts} == {0}
+    assert all([rollout.index for rollout in group.rollouts] == [0, 1] for group in groups)
+    assert (await stage.commit(0, **{"loss/policy": 0.5}))[0] == 200
+    ((step, row),) = stage.writer.rows
+    assert step == 0
+    assert (row["onpolicy/violations"], row["ledger/duplicates"], row["ledger/refused"], row["loss/policy"]) == (
+        0,
+        0,
+        0,
+        0.5,
+    )
+    assert [sample["prompt"] for sample in stage.writer.samples] == [f"problem {index}" for index in range(4)]
+    await stage.open(1)
+    assert sorted(group.problem_index for group in await stage.all_groups(1)) == [4, 5, 6, 7]
+
+
+async def test_completions_are_those_of_the_rollouts_own_seeds(make_stage):
+    stage = await make_stage()
+    await stage.open(0)
+    for group in await stage.all_groups(0):
+        for rollout in group.rollouts:
+            assert rollout.completion.token_ids[0] == rollout_seed(0, 0, group.problem_index, rollout.index) % 1000
+            assert rollout.reward == rollout.completion.token_ids[0] % 2
+
+
+async def test_the_first_group_is_handed_out_before_the_last_is_finished(make_stage):
+    stage = await make_stage()
+    last = stage.engines[0].hold("0/3")
+    await stage.open(0)
+    first = await stage.groups(0, 0)
+    stage.events.append(("handed out", first.groups[0].position))
+    last.set()
+    await stage.all_groups(0)
+    assert stage.events.index(("handed out", 0)) < stage.events.index(("answer", "engine-0", "0/3"))
+
+
+async def test_weights_are_loaded_between_steps_only(make_stage):
+    stage = await make_stage(num_engines=2)
+    for version in range(3):
+        await stage.open(version)
+        await stage.all_groups(version)
+        await stage.commit(version)
+    for version in range(3):
+        loads = [place for place, event in enumerate(stage.events) if event[0] == "load" and event[2] == version]
+        served = [
+            place
+            for place, event in enumerate(stage.events)
+            if event[2].__class__ is str and event[2][0] == str(version)
+        ]
+        assert len(loads) == 2
+        assert max(loads) < min(served)
+        assert all(event[2] >= version for event in stage.events[max(served) :] if event[0] == "load")
+
+
+async def test_in_problem_order_only_the_contiguous_prefix_is_handed_out(make_stage):
+    stage = await make_stage(num_engines=2, order="problem")
+    first = stage.engines[0].hold("0/0")
+    stage.engines[1].hold("0/0")
+    await stage.open(0)
+    await until(lambda: len(stage.conductor.step.finished) == 3)
+    assert (await stage.groups(0, 0, wait_s=0)).groups == []
+    first.set()
+    stage.engines[1].held["0/0"].set()
+    assert [group.position for group in await stage.all_groups(0)] == [0, 1, 2, 3]
+
+
+async def test_in_completion_order_groups_come_as_they_finish(make_stage):
+    stage = await make_stage(num_engines=2)
+    for engine in stage.engines:
+        engine.hold("0/0")
+    await stage.open(0)
+    await until(lambda: len(stage.conductor.step.finished) == 3)
+    early = [group.position for group in (await stage.groups(0, 0)).groups]
+    assert sorted(early) == [1, 2, 3]
+    for engine in stage.engines:
+        engine.held["0/0"].set()
+    assert [group.position for group in await stage.all_groups(0)] == [*early, 0]
+
+
+async def test_groups_go_to_the_least_loaded_engine_in_order(make_stage):
+    stage = await make_stage(num_engines=2, rollout={"groups_per_step": 6})
+    for engine in stage.engines:
+        for position in range(6):
+            engine.hold(f"0/{position}")
+    await stage.open(0)
+    await until(lambda: sum(event[0] == "generate" for event in stage.events) == 4)
+    asked = {name: [e[2] for e in stage.events if e[:2] == ("generate", name)] for name in ("engine-0", "engine-1")}
+    assert {name: set(ids) for name, ids in asked.items()} == {"engine-0": {"0/0", "0/2"}, "engine-1": {"0/1", "0/3"}}
+    assert (await stage.status())["groups"] == {"expected": 6, "dispatched": 4, "complete": 0, "taken": 0}
+
+
+async def test_asking_again_changes_nothing(make_stage):
+    stage = await make_stage()
+    assert [(await stage.open(0))[0] for _ in range(2)] == [200, 200]
+    groups = await stage.all_groups(0)
+    assert (await stage.groups(0, 0)).groups == groups
+    assert (await stage.groups(0, 2)).groups == groups[2:]
+    assert (await stage.groups(0, 4, wait_s=0)).groups == []
+    assert [(await stage.commit(0))[0] for _ in range(2)] == [200, 200]
+    assert len(stage.writer.rows) == 1
+    assert stage.conductor.cursor == 4
+    assert [event for event in stage.events if event[0] == "load"] == [("load", "engine-0", 0)]
+
+
+async def test_steps_cannot_be_skipped_or_committed_early(make_stage):
+    stage = await make_stage()
+    assert (await stage.open(1))[0] == 409
+    stage.engines[0].hold("0/3")
+    await stage.open(0)
+    assert (await stage.commit(0))[0] == 409
+    assert (await stage.open(1))[0] == 409
+    assert (await stage.call("GET", "/steps/7/groups"))[0] == 409
+
+
+async def test_open_waits_for_the_engines_that_are_still_starting(make_stage):
+    stage = await make_stage(num_engines=0)
+    opening = asyncio.create_task(stage.open(0))
+    await asyncio.sleep(0.05)
+    assert not opening.done()
+    await stage.add_engine()
+    assert (await opening)[0] == 200
+
+
+async def test_metrics_say_what_the_step_was_like(make_stage):
+    stage = await make_stage()
+    stage.scorer.reward = lambda columns, ids: (
+        RewardResult(None, "broken") if columns["answer"] == 0 else RewardResult(float(columns["answer"] == 1))
+    )
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    row = stage.writer.rows[0][1]
+    assert row["reward/mean"] == pytest.approx(1 / 3)
+    assert row["reward/accuracy"] == pytest.approx(1 / 3)
+    assert row["reward/excluded"] == 2
+    assert row["groups/zero_variance"] == 4
+    assert row["completion/tokens_mean"] == 2
+    assert row["completion/length_fraction"] == 0
+    assert 0 <= row["generate/first_group_s"] <= row["generate/last_group_s"] <= row["time/step_s"]
+    status = await stage.status()
+    assert status["history"]["reward"] == [row["reward/mean"]]
+    assert status["last"] == row
+
+
+async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_stage):
+    stage = await make_stage()
+    stage.scorer.reward = lambda columns, ids: RewardResult(None, "KeyError: 'gold'")
+    await stage.open(0)
+    with pytest.raises(RunError, match="every reward of step 0 failed, for example: KeyError: 'gold'"):
+        await stage.run
+
+
+async def test_the_status_shows_who_waits_for_whom(make_stage):
+    stage = await make_stage()
+    assert "first step" in (await stage.status())["waiting"]
+    stage.engines[0].hold("0/0")
+    await stage.open(0)
+    await stage.call("POST", "/trainer/report", wire.TrainerReport("wait", [wire.Span("trainer", "load", 1.0, 2.0)]))
+    status = await stage.status()
+    assert status["waiting"] == "the trainer waits for engine-0"
+    assert status["trainer"]["doing"] == "wait"
+    assert {"lane": "trainer", "what": "load", "start_s": 1.0, "end_s": 2.0} in status["spans"]
+    assert [(e["name"], e["state"], e["policy_version"], e["busy"]) for e in status["engines"]] == [
+        ("engine-0", "ready", 0, True)
+    ]
+
+
+async def test_a_stall_ends_the_run_and_says_who_waited(make_stage):
+    stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
+    stage.engines[0].hold("0/0")
+    await stage.open(0)
+    with pytest.raises(RunError, match="nothing has happened"):
+        await stage.run
+
+
+@pytest.mark.parametrize("path", ["/status", "/steps/0/groups", "/nothing"])
+async def test_every_route_but_health_needs_the_admin_token(make_stage, path):
+    stage = await make_stage()
+    for token in ("", "wrong", "generate-token", "admin-tokenx", "ädmin"):
+        assert (await stage.call("GET", path, token=token))[0] == 401
+    assert (await stage.call("GET", "/health", token=""))[0] == 200
+
+
+async def test_what_cannot_be_read_is_refused_and_nothing_happens(make_stage):
+    stage = await make_stage()
+    headers = {"Authorization": "Bearer admin-token", "Content-Type": wire.CONTENT_TYPE}
+    bad_version = msgspec.msgpack.encode({"version": "zero"})
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for body in (b"", b"\xc1", b"{}", bad_version, msgspec.msgpack.encode({"version": 0, "path": "../x"})):
+            async with session.post(f"{stage.url}/steps/open", data=body) as response:
+                assert response.status == 400
+        async with session.post(f"{stage.url}/steps/open", json={"version": 0}) as response:
+            assert response.status in (400, 415)
+        for query in ("offset=-1", "offset=x", "wait_s=nan", "offset=1e99"):
+            async with session.get(f"{stage.url}/steps/0/groups?{query}") as response:
+                assert response.status == 400
+    assert stage.conductor.step is None
+
+
+@pytest.mark.parametrize(
+    ("misbehave", "cause"),
+    [
+        (lambda request, reply: web.Response(status=500, text="out of memory"), "answered 500: out of memory"),
+        (lambda request, reply: web.Response(body=b"\x93\x01"), "no GenerateReply"),
+        (lambda request, reply: msgspec.structs.replace(reply, policy_version=7), "generated by version 7"),
+        (
+            lambda request, reply: msgspec.structs.replace(reply, completions=reply.completions[:1]),
+            "1 completions to 2",
+        ),
+        (lambda request, reply: ConnectionResetError(), "engine-0"),
+    ],
+)
+async def test_an_engine_that_misbehaves_ends_the_run_with_the_cause(make_stage, misbehave, cause):
+    stage = await make_stage()
+    stage.engines[0].answer = misbehave
+    await stage.open(0)
+    status, body = await stage.call("GET", "/steps/0/groups?offset=0&wait_s=10")
+    assert status == 503
+    assert cause in body.decode()
+    with pytest.raises(RunError, match=cause):
+        await stage.run
+
+
+async def test_an_engine_that_cannot_load_ends_the_run_with_the_cause(make_stage):
+    stage = await make_stage()
+    stage.engines[0].load = lambda version: web.Response(status=500, text="digest mismatch")
+    status, body = await stage.open(0)
+    assert (status, b"engine-0 did not load version 0" in body, b"digest mismatch" in body) == (503, True, True)
+
+
+async def test_an_engine_that_claims_to_have_loaded_is_not_believed(make_stage):
+    stage = await make_stage()
+    stage.engines[0].load = lambda version: 5
+    assert b"it holds version 5 after loading 0" in (await stage.open(0))[1]
