@@ -12,10 +12,13 @@ from polyrhythm.types import Problem
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), frozen=True, kw_only=True)
 class Addition:
-    """Sums of numbers of up to `digits` digits after `shots` solved ones; `seed` selects another set of problems."""
+    """Sums of two numbers of `digits` digits, after `shots` solved ones; `seed` selects another set of problems.
+
+    Both numbers are below the half of 10**digits, so that prompts have one length and answers have `digits` digits.
+    """
 
     digits: int = Field(2, ge=1, le=9)
-    shots: int = Field(4, ge=0, le=32)
+    shots: int = Field(4, ge=0, le=16)
     seed: int = Field(0, ge=0)
 
     num_problems = None
@@ -25,14 +28,16 @@ class Addition:
     def problem(self, index: int) -> Problem:
         *solved, (left, right) = self._draw_sums(random.Random(f"addition/{self.seed}/{index}"))
         shots = "".join(f"{a} + {b} = {a + b}\n" for a, b in solved)
-        # The prompt ends with the space: the tokenizers of small models give it a token of its own before a number.
-        return Problem(index=index, prompt=f"{shots}{left} + {right} = ", columns={"answer": str(left + right)})
+        # No space at the end: tokenizers that join it to the number after it would never see that in their training.
+        return Problem(index=index, prompt=f"{shots}{left} + {right} =", columns={"answer": str(left + right)})
 
     def _draw_sums(self, rng: random.Random) -> list[tuple[int, int]]:
         """All different, so that no solved sum gives the answer away."""
+        smallest = 10 ** (self.digits - 1) if self.digits > 1 else 0
+        largest = 10**self.digits // 2 - 1
         sums: dict[tuple[int, int], None] = {}
         while len(sums) <= self.shots:
-            sums[rng.randrange(10**self.digits), rng.randrange(10**self.digits)] = None
+            sums[rng.randint(smallest, largest), rng.randint(smallest, largest)] = None
         return list(sums)
 
 
