@@ -56,9 +56,7 @@ def check_reward_importable(spec: str) -> None:
     hello = split_frame(done.stdout, Hello)
     if hello is None:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise UserError(
-            f"reward {spec!r}: the worker ended with exit code {done.returncode} on importing it: {last_line}"
-        )
+        raise UserError(f"reward {spec!r} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
     if hello.error is not None:
         raise UserError(hello.error)
 
