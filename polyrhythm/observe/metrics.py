@@ -1,0 +1,68 @@
+"""Metrics and samples of a run: one JSON object per line, appended as steps are committed."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+
+
+class MetricsWriter:
+    """Appends to the files of a run folder; what was written is visible to readers at once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._metrics = _open_for_lines(Path(run_dir) / METRICS_FILE)
+        self._samples = _open_for_lines(Path(run_dir) / SAMPLES_FILE)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """One line with the step, the time in seconds since the epoch, and the metrics."""
+        _write_line(self._metrics, {"step": step, "time": time.time(), **metrics})
+
+    def write_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
+        """One line for each sampled completion."""
+        for sample in samples:
+            _write_line(self._samples, {"step": step, **sample})
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """One record per step, in order. A step that was logged twice, by a resumed run, counts as logged last."""
+    path = Path(run_dir) / METRICS_FILE
+    if not path.exists():
+        return []
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in path.read_bytes().splitlines():
+        try:
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        # A process that died while it wrote has left half a line.
+        except msgspec.DecodeError:
+            continue
+        by_step[record["step"]] = record
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _open_for_lines(path: Path) -> Any:
+    file = path.open("a+b")
+    if file.tell() > 0:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+    return file
+
+
+def _write_line(file: Any, record: dict[str, Any]) -> None:
+    file.write(msgspec.json.encode(record) + b"\n")
+    file.flush()
