@@ -1,0 +1,79 @@
+"""The shape of the code: which way imports go, how long files are, which configuration keys exist."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "polyrhythm"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# A room may import rooms of a lower level, and itself.
+LEVELS = {
+    "errors": 0, "types": 0, "wire": 0, "config": 0, "tokenizer": 0, "observe": 1,
+    "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
+    "engine": 3, "conductor": 3, "loader": 3, "training": 3,
+    "cluster": 4, "train": 5, "cli": 6, "__main__": 7,
+}  # fmt: skip
+WITHOUT_TORCH = ["conductor.service", "loader", "tasks", "rewards", "rewards.worker", "observe.view", "tokenizer", "cluster.local", "cli"]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names if node.module == "polyrhythm"]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        rooms |= {m.split(".")[1] for m in modules if m.startswith("polyrhythm.")}
+    return rooms & LEVELS.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    wrong = {other for other in imported_rooms(path) if other != room and LEVELS[other] >= LEVELS[room] > 0}
+    assert not wrong, f"{room} (level {LEVELS[room]}) imports {wrong}"
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_these_parts_never_import_torch(module):
+    code = f"import sys, polyrhythm.{module}; raise SystemExit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_no_file_is_above_400_lines_and_no_function_above_80():
+    long = [f"{p} ({n})" for p in FILES if (n := p.read_text().count("\n")) > 400]
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = (node.end_lineno or 0) - node.lineno + 1
+                if size > 80:
+                    long.append(f"{path}:{node.name} ({size})")
+    assert not long, long
+
+
+def test_nothing_loads_or_writes_pickles():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert not {"pickle", "cloudpickle", "dill", "shelve"} & set(names), path
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "torch.save", "eval", "exec"):
+                raise AssertionError(f"{path}:{node.lineno} {ast.unparse(node.func)}")
+
+
+@pytest.mark.parametrize("command", [["-c", "import polyrhythm"], ["-m", "polyrhythm", "--help"]])
+def test_import_and_help_load_nothing_heavy(command):
+    listing = subprocess.run([sys.executable, "-X", "importtime", *command], capture_output=True, text=True, timeout=60)
+    assert listing.returncode == 0
+    loaded = {line.rsplit("|", 1)[-1].strip() for line in listing.stderr.splitlines() if "|" in line}
+    assert not {"torch", "transformers", "aiohttp", "pydantic", "rich", "numpy"} & loaded

@@ -1,0 +1,72 @@
+"""Every configuration key, listed, so that growth is seen."""
+
+from pydantic import BaseModel
+
+from polyrhythm.config import Config
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys += keys_of(field.annotation, f"{prefix}{name}.")
+        else:
+            assert field.description, f"{prefix}{name} has no docstring"
+            keys.append(f"{prefix}{name}")
+    return keys
+
+
+def test_the_keys_are_those_listed_here():
+    assert keys_of(Config) == LISTED
+
+
+LISTED = """
+model
+seed
+num_steps
+output_dir
+schedule
+order
+task.name
+task.options
+rollout.group_size
+rollout.groups_per_step
+rollout.max_tokens
+rollout.temperature
+rollout.top_p
+rollout.top_k
+rollout.stop
+reward.num_workers
+reward.deadline_s
+algorithm.advantage
+algorithm.aggregation
+algorithm.clip_low
+algorithm.clip_high
+algorithm.kl_coef
+algorithm.kl_estimator
+engine.num
+engine.threads
+engine.max_batch
+engine.context_length
+engine.kv_tokens
+engine.start_deadline_s
+training.learning_rate
+training.warmup_steps
+training.weight_decay
+training.adam_beta1
+training.adam_beta2
+training.max_grad_norm
+training.tokens_per_micro_batch
+training.updates_per_step
+training.share_prompt
+training.gradient_checkpointing
+training.threads
+weights.root
+weights.keep
+weights.load_deadline_s
+conductor.host
+conductor.request_deadline_s
+conductor.stall_deadline_s
+observe.view
+observe.samples_per_step
+""".split()

@@ -1,0 +1,166 @@
+"""Real processes on a tiny model: a folder with a two-layer Llama and a byte tokenizer, and the command line to train it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+RUN_DEADLINE_S = 120
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory) -> Path:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index + 1 for index, character in enumerate(alphabet)} | {"<eos>": 0}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=264, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
+        eos_token_id=0, bos_token_id=None, pad_token_id=0, initializer_range=0.1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def work_dir(tmp_path) -> Path:
+    """A user's folder: problems in a file and reward functions in a module."""
+    problems = [{"prompt": f"{a} plus {b} is", "answer": str(a + b)} for a in range(4) for b in range(4)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+REWARDS = '''
+import os, sys, time
+
+def many_low_bytes(completions, **columns):
+    """A reward with variance for a random model: the share of characters below "a"."""
+    return [sum(c < "a" for c in text) / max(1, len(text)) for text in completions]
+
+def raises_at_times(completions, **columns):
+    if len(completions[0]) % 3 == 0:
+        raise ValueError("odd completion")
+    return many_low_bytes(completions)
+
+def hangs_at_times(completions, **columns):
+    if sum(map(ord, completions[0])) % 16 == 0:
+        time.sleep(60)
+    return many_low_bytes(completions)
+
+def always_raises(completions, **columns):
+    raise ValueError("no reward today")
+'''
+
+
+@dataclass
+class Outcome:
+    returncode: int
+    output: str
+    run_dir: Path | None
+
+    def metrics(self) -> list[dict]:
+        assert self.run_dir is not None
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def weights(self) -> bytes:
+        assert self.run_dir is not None
+        return (self.run_dir / "model" / "model.safetensors").read_bytes()
+
+
+class Cli:
+    """The command line in the user's folder."""
+
+    def __init__(self, work_dir: Path, model_dir: Path):
+        self.work_dir = work_dir
+        self.model_dir = model_dir
+
+    def arguments(self, **flags) -> list[str]:
+        defaults = {
+            "model": self.model_dir, "num_steps": 3, "task.name": "jsonl",
+            "task.options": '{"path": "problems.jsonl", "reward": "my_rewards:many_low_bytes"}',
+            "rollout.group_size": 4, "rollout.groups_per_step": 6, "rollout.max_tokens": 12,
+            "training.learning_rate": 1e-3, "engine.max_batch": 16, "observe.view": "plain",
+            "training.tokens_per_micro_batch": 128,
+        }  # fmt: skip
+        merged = defaults | {key.replace("__", "."): value for key, value in flags.items()}
+        return ["train", *(part for key, value in merged.items() for part in (f"--{key}", str(value)))]
+
+    def start(self, arguments: list[str]) -> subprocess.Popen[str]:
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "polyrhythm", *arguments], cwd=self.work_dir, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> Outcome:
+        return self.finish(self.start(list(arguments)))
+
+    def train(self, **flags) -> Outcome:
+        return self.run(*self.arguments(**flags))
+
+    def finish(self, process: subprocess.Popen[str]) -> Outcome:
+        try:
+            output, _ = process.communicate(timeout=RUN_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+            raise AssertionError(f"the run did not end within {RUN_DEADLINE_S} s:\n{output}") from None
+        return Outcome(process.returncode, output, self.newest_run())
+
+    def newest_run(self) -> Path | None:
+        runs = sorted((self.work_dir / "runs").glob("*"))
+        return runs[-1] if runs else None
+
+    def wait_for(self, condition, what: str, deadline_s: float = 60.0):
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            if value := condition():
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"{what} did not happen within {deadline_s} s")
+
+    def wait_for_steps(self, num_steps: int) -> Path:
+        """Until so many steps are in metrics.jsonl."""
+
+        def enough() -> Path | None:
+            run = self.newest_run()
+            metrics = run / "metrics.jsonl" if run else None
+            if metrics and metrics.exists() and len(metrics.read_text().splitlines()) >= num_steps:
+                return run
+            return None
+
+        return self.wait_for(enough, f"step {num_steps}")
+
+    def processes_of(self, run_dir: Path) -> dict[str, psutil.Process]:
+        """The processes of a run by role, found by their command lines."""
+        found = {}
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(run_dir) in words and "polyrhythm" in words:
+                role = words[words.index("polyrhythm") + 1]
+                name = words[words.index("--name") + 1] if "--name" in words else role
+                found[name] = process
+        return found
+
+
+@pytest.fixture
+def cli(work_dir, tiny_model_dir) -> Cli:
+    return Cli(work_dir, tiny_model_dir)

@@ -1,0 +1,70 @@
+"""A dead part ends the run quickly, by name, and leaves nothing behind; so does Ctrl-C."""
+
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def assert_nothing_left(cli, processes: dict[str, psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes.values(), timeout=5)
+    assert not alive
+    assert not cli.processes_of(cli.newest_run())
+    assert not list(Path("/dev/shm").glob(f"polyrhythm-*-{cli.newest_run().name}"))
+
+
+def started_run(cli):
+    process = cli.start(cli.arguments(num_steps=1000))
+    run = cli.wait_for_steps(1)
+    processes = cli.processes_of(run)
+    assert processes.keys() == {"engine-0", "conductor", "trainer"}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        processes.setdefault(f"child-{child.pid}", child)
+    assert len(processes) > 3, "reward workers are processes too"
+    return process, processes
+
+
+@pytest.mark.parametrize("part", ["engine-0", "conductor", "trainer"])
+def test_a_killed_part_ends_the_run_within_15_seconds_and_is_named(cli, part):
+    process, processes = started_run(cli)
+    killed_at = time.monotonic()
+    processes[part].send_signal(signal.SIGKILL)
+    outcome = cli.finish(process)
+    assert time.monotonic() - killed_at < 15
+    assert outcome.returncode == 1
+    assert f"{part} was killed by SIGKILL" in outcome.output
+    assert_nothing_left(cli, processes)
+
+
+def test_ctrl_c_ends_everything_cleanly(cli):
+    process, processes = started_run(cli)
+    process.send_signal(signal.SIGINT)
+    outcome = cli.finish(process)
+    assert outcome.returncode == 130
+    assert "Traceback" not in outcome.output
+    assert_nothing_left(cli, processes)
+
+
+def test_when_the_supervisor_is_killed_the_parts_leave_by_themselves(cli):
+    process, processes = started_run(cli)
+    process.kill()
+    process.communicate(timeout=15)
+    _, alive = psutil.wait_procs(processes.values(), timeout=15)
+    assert not alive
+
+
+@pytest.mark.parametrize("reward", ["raises_at_times", "hangs_at_times"])
+def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward):
+    options = f'{{"path": "problems.jsonl", "reward": "my_rewards:{reward}"}}'
+    outcome = cli.train(task__options=options, reward__deadline_s=0.5, num_steps=2)
+    assert outcome.returncode == 0, outcome.output
+    excluded = sum(row["reward/excluded"] for row in outcome.metrics())
+    assert 0 < excluded < 2 * 6 * 4
+
+
+def test_a_reward_that_always_fails_ends_the_run_and_says_so(cli):
+    outcome = cli.train(task__options='{"path": "problems.jsonl", "reward": "my_rewards:always_raises"}')
+    assert outcome.returncode == 1
+    assert "no reward today" in outcome.output

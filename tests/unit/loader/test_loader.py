@@ -1,0 +1,86 @@
+"""What the training loop sees: when micro-batches are formed, of what, and in which order."""
+
+import msgspec
+import pytest
+from tests.conftest import ScriptedSource, make_group
+
+from polyrhythm.config import load_config
+from polyrhythm.errors import RunError
+from polyrhythm.loader import RolloutLoader
+
+
+def config_for(num_groups: int, **flags):
+    rollout = {"group_size": 4, "groups_per_step": num_groups, "max_tokens": 9}
+    return load_config([], {"num_steps": 1, "rollout": rollout, **flags})
+
+
+def run_step(source: ScriptedSource, config) -> list[list[int]]:
+    """Positions of the groups of each micro-batch; training is an event of the source's script."""
+    batches = []
+    for step in RolloutLoader(source, config).steps():
+        for update in step.updates():
+            for micro_batch in update:
+                positions = [group.position for group in micro_batch.groups]
+                source.events.append(f"train {positions}")
+                batches.append(positions)
+        step.commit({})
+    return batches
+
+
+def test_training_starts_before_the_last_group_is_finished():
+    source = ScriptedSource([[make_group(position)] for position in (2, 0, 1)])
+    run_step(source, config_for(3))
+    assert source.events == [
+        "open 0", "finished 2", "train [2]", "finished 0", "train [0]", "finished 1", "train [1]", "commit 0",
+    ]  # fmt: skip
+
+
+def test_sync_trains_only_when_all_groups_are_finished():
+    source = ScriptedSource([[make_group(position)] for position in (2, 0, 1)])
+    run_step(source, config_for(3, schedule="sync"))
+    assert source.events == ["open 0", "finished 2", "finished 0", "finished 1", "train [2, 0, 1]", "commit 0"]
+
+
+def test_an_idle_trainer_takes_what_is_ready_and_a_full_budget_makes_a_micro_batch():
+    groups = [make_group(position) for position in (0, 1, 2, 4, 5)]  # all with reward variance
+    cost = [len(group.prompt_ids) + group.num_completion_tokens for group in groups]
+    budget = cost[0] + cost[1]
+    source = ScriptedSource([groups[:3], groups[3:]])
+    batches = run_step(source, config_for(5, training={"tokens_per_micro_batch": budget}))
+    assert batches[0] == [0, 1]
+    assert batches[1] == [2]
+    assert sorted(sum(batches, [])) == [0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize("arrivals", [(1,) * 8, (3, 5), (8,)])
+def test_problem_order_cuts_micro_batches_by_content_and_not_by_timing(arrivals):
+    groups = [make_group(position) for position in range(8)]
+    starts = [sum(arrivals[:i]) for i in range(len(arrivals))]
+    script = [groups[start : start + size] for start, size in zip(starts, arrivals, strict=True)]
+    config = config_for(8, order="problem", training={"tokens_per_micro_batch": 80})
+    expected = run_step(ScriptedSource([groups]), config_for(8, schedule="sync", order="problem",
+                                                            training={"tokens_per_micro_batch": 80}))  # fmt: skip
+    assert len(expected) > 2
+    assert run_step(ScriptedSource(script), config) == expected
+
+
+def test_a_rollout_without_reward_takes_no_part_in_the_group():
+    group = make_group(0)
+    rollouts = [msgspec.structs.replace(r, reward=x) for r, x in zip(group.rollouts, [1.0, None, 0.0, None], strict=True)]
+    source = ScriptedSource([[msgspec.structs.replace(group, rollouts=rollouts)]])
+    for step in RolloutLoader(source, config_for(1)).steps():
+        for update in step.updates():
+            for micro_batch in update:
+                assert [rollout.index for rollout in micro_batch.groups[0].rollouts] == [0, 2]
+                first, second = micro_batch.advantages[0]
+                assert first == -second > 0
+
+
+def test_a_group_of_another_step_is_refused():
+    class WrongStep(ScriptedSource):
+        def groups(self, version, offset, wait_s):
+            reply = super().groups(version, offset, wait_s)
+            return msgspec.structs.replace(reply, groups=[msgspec.structs.replace(g, step=7) for g in reply.groups])
+
+    with pytest.raises(RunError, match="a group of step 7 during step 0"):
+        run_step(WrongStep([[make_group(0)]]), config_for(1))
