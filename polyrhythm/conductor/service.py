@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -119,7 +118,7 @@ async def run_conductor(
     port: int,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or cancellation; RunError when the run cannot go on. `ready` is told the URL that listens."""
+    """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.metrics import MetricsWriter
     from polyrhythm.rewards.pool import RewardPool
     from polyrhythm.tasks import ProblemStream, make_task
@@ -127,39 +126,33 @@ async def run_conductor(
 
     task = make_task(config.task)
     tokenizer = Tokenizer(model_dir)
-    async with (
-        open_session() as session,
-        RewardPool(task.reward, config.reward.num_workers, config.reward.deadline_s) as rewards,
-    ):
-        conductor = Conductor(
-            config,
-            problems=ProblemStream(task, config.seed),
-            text=tokenizer,
-            sampling=sampling_of(config, task.stop, tokenizer.eos_token_ids),
-            vocab_size=tokenizer.vocab_size,
-            scorer=rewards,
-            writer=MetricsWriter(run_dir),
-            connect=lambda url: HttpEngineClient(session, url, tokens),
-        )
-        await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
+    rewards = RewardPool(task.reward, config.reward.num_workers, config.reward.deadline_s)
+    with MetricsWriter(run_dir) as writer:
+        async with open_session() as session, rewards:
+            conductor = Conductor(
+                config,
+                problems=ProblemStream(task, config.seed),
+                text=tokenizer,
+                sampling=sampling_of(config, task.stop, tokenizer.eos_token_ids),
+                vocab_size=tokenizer.vocab_size,
+                scorer=rewards,
+                writer=writer,
+                connect=lambda url: HttpEngineClient(session, url, tokens),
+            )
+            await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
 
 
 async def serve(conductor: Conductor, host: str, port: int, admin_token: str, ready: Callable[[str], None]) -> None:
-    """The conductor and its service, until SIGTERM, cancellation or failure."""
+    """The conductor and its service, until cancelled or failed."""
     runner = web.AppRunner(Service(conductor, admin_token).application(), shutdown_timeout=SHUTDOWN_DEADLINE_S)
     await runner.setup()
-    loop = asyncio.get_running_loop()
-    run = loop.create_task(conductor.run())
-    loop.add_signal_handler(signal.SIGTERM, run.cancel)
+    run = asyncio.create_task(conductor.run())
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
         ready(f"http://{host}:{runner.addresses[0][1]}")
-        await asyncio.wait([run])
-        if not run.cancelled():
-            run.result()
+        await run
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
         run.cancel()
         await asyncio.wait([run])
         await runner.cleanup()
