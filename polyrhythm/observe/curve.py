@@ -8,6 +8,7 @@ from typing import TypeGuard
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
+MIN_COLUMNS = 16
 BRAILLE_BLANK = 0x2800
 # The bit of each of the 2 x 4 dots of a braille character, by column and by row from the top.
 BRAILLE_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -26,12 +27,14 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 def plot_lines(values: Sequence[float | None], width: int = 72, height: int = 8) -> list[str]:
     """The curve over the steps, with its largest and smallest value at the left and the steps below."""
     points = [(step, value) for step, value in enumerate(values) if _is_number(value)]
-    if not points or width < 16 or height < 2:
+    if not points or height < 2:
         return []
     low, high = _limits([value for _, value in points])
     labels = [f"{high:.3g}", f"{low:.3g}"]
     margin = max(map(len, labels))
     num_columns = width - margin - 2
+    if num_columns < MIN_COLUMNS:
+        return []
     cells = _draw(points, len(values), low, high, num_columns, height)
     lines = []
     for row in range(height):
@@ -74,7 +77,8 @@ def _limits(values: list[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     if low >= 0 and high <= 1:
         return 0.0, 1.0
-    return (low, high) if high > low else (low - 1, high + 1)
+    margin = 0.0 if high > low else max(1.0, abs(low))
+    return low - margin, high + margin
 
 
 def _bar(height: float) -> str:

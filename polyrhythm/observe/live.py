@@ -142,10 +142,9 @@ def _lane(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, widt
 def _engine_doing(engine: dict[str, Any]) -> str:
     if engine["state"] != "ready":
         return str(engine["state"])
-    requests = f"{engine['num_running']} running"
-    if engine["num_waiting"]:
-        requests += f" {engine['num_waiting']} queued"
-    return f"v{engine['policy_version']} {requests} {engine['tokens_per_s']:.0f} tok/s"
+    queued = f" +{engine['num_waiting']}" if engine["num_waiting"] else ""
+    speed = f"{engine['tokens_per_s']:.0f} tok/s"
+    return f"v{engine['policy_version']} {speed} {engine['num_running']} running{queued}"
 
 
 def _sample_lines(samples: list[dict[str, Any]], width: int, room: int) -> list[Text]:

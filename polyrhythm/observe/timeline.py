@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from rich.text import Text
@@ -24,7 +25,7 @@ def glyph(what: str) -> tuple[str, str]:
 
 
 def lane_text(spans: Iterable[dict[str, Any]], lane: str, now_s: float, width: int) -> Text:
-    """The lane's last `WINDOW_S` seconds: in each cell what took most of it, and waiting only where nothing else is."""
+    """The lane's last `WINDOW_S` seconds: in each cell what took most of it; blank where nothing is known."""
     cell_s = WINDOW_S / width
     start_s = now_s - WINDOW_S
     seconds: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
@@ -34,13 +35,14 @@ def lane_text(spans: Iterable[dict[str, Any]], lane: str, now_s: float, width: i
         first = max(0, int((span["start_s"] - start_s) / cell_s))
         last = min(width - 1, int((span["end_s"] - start_s) / cell_s))
         for cell in range(first, last + 1):
-            overlap_s = min(span["end_s"], start_s + (cell + 1) * cell_s) - max(
-                span["start_s"], start_s + cell * cell_s
-            )
-            seconds[cell][span["what"]] += max(0.0, overlap_s)
+            cell_start_s = start_s + cell * cell_s
+            overlap_s = min(span["end_s"], cell_start_s + cell_s) - max(span["start_s"], cell_start_s)
+            if overlap_s > 0:
+                seconds[cell][span["what"]] += overlap_s
     text = Text(no_wrap=True)
     for by_activity in seconds:
-        character, colour = glyph(_dominant(by_activity)) if by_activity else (" ", "")
+        longest, _ = max(by_activity.items(), key=itemgetter(1), default=("", 0.0))
+        character, colour = glyph(longest) if longest else (" ", "")
         text.append(character, style=colour)
     return text
 
@@ -49,8 +51,3 @@ def legend() -> Text:
     """Every character with its meaning."""
     entries = [Text.assemble((character, colour), f" {what}") for what, (character, colour) in GLYPHS.items()]
     return Text("  ", no_wrap=True).join(entries)
-
-
-def _dominant(by_activity: dict[str, float]) -> str:
-    working = {what: seconds for what, seconds in by_activity.items() if what != "wait" and seconds > 0}
-    return max(working, key=lambda what: working[what]) if working else "wait"
