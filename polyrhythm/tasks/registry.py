@@ -1,7 +1,9 @@
-"""Tasks by name: a built-in one, or `module:Class` from anywhere on the Python path."""
+"""Tasks by name: a built-in one, or `module:Class` from the working directory or the Python path."""
 
 import importlib
 import inspect
+import os
+import sys
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,13 +37,15 @@ def _find_class(name: str) -> type:
     module_name, colon, class_name = TASKS.get(name, name).partition(":")
     if not (module_name and colon and class_name):
         raise UserError(f"task.name={name!r} is not a task: use {', '.join(TASKS)} or module:Class")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     # A module of the user's can fail in any way while it is imported.
     except Exception as error:
         raise UserError(
             f"task.name={name!r} cannot be imported: {type(error).__name__}: {error}; "
-            "is its folder in PYTHONPATH and its name right?"
+            "is it in the working directory or in PYTHONPATH?"
         ) from error
     if not inspect.isclass(found):
         raise UserError(f"task.name={name!r} is not a class: name the class of a task as module:Class")

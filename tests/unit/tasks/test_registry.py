@@ -1,6 +1,8 @@
 """Tasks found by name, and the messages for those that are not."""
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,13 @@ def test_a_builtin_task_takes_its_options() -> None:
 def test_a_class_of_somebody_elses_is_found_by_module_and_name() -> None:
     task = make_task(TaskConfig(name=f"{__name__}:Counting", options={"upto": 3}))
     assert task.num_problems == 3
+
+
+def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "task_from_here.py").write_text(f"from {__name__} import Counting", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert make_task(TaskConfig(name="task_from_here:Counting", options={"upto": 3})).num_problems == 3
 
 
 @pytest.mark.parametrize(
