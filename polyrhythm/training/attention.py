@@ -35,26 +35,30 @@ class Run:
     count: int
     length: int
 
-    def of(self, row_HTD: Tensor) -> Tensor:
+    def of(self, row: Tensor) -> Tensor:
         """The segments of a [1, H, T, ...] row as [count, H, length, ...], without a copy."""
-        stop = self.start + self.count * self.length
-        return row_HTD[0, :, self.start : stop].unflatten(1, (self.count, self.length)).transpose(0, 1)
+        _, per_head, per_token, *rest = row.stride()
+        return row.as_strided(
+            (self.count, row.size(1), self.length, *row.shape[3:]),
+            (self.length * per_token, per_head, per_token, *rest),
+            row.storage_offset() + self.start * per_token,
+        )
 
 
 @dataclass(frozen=True)
 class Cross:
-    """Completion tokens [query_start, query_stop) that attend to the whole prompt [key_start, key_stop)."""
+    """A block's completion tokens, all of which attend to its whole prompt."""
 
     query_start: int
-    query_stop: int
+    num_queries: int
     key_start: int
-    key_stop: int
+    num_keys: int
 
-    def queries_of(self, row_HTD: Tensor) -> Tensor:
-        return row_HTD[:, :, self.query_start : self.query_stop]
+    def queries_of(self, row: Tensor) -> Tensor:
+        return row.narrow(2, self.query_start, self.num_queries)
 
-    def keys_of(self, row_HTD: Tensor) -> Tensor:
-        return row_HTD[:, :, self.key_start : self.key_stop]
+    def keys_of(self, row: Tensor) -> Tensor:
+        return row.narrow(2, self.key_start, self.num_keys)
 
 
 class AttentionPlan:
@@ -64,7 +68,12 @@ class AttentionPlan:
         self.blocks = tuple(blocks)
         self.runs = _merge_equal_neighbours([segment for block in blocks for segment in causal_segments(block)])
         self.crosses = tuple(
-            Cross(block.completion_starts[0], block.stop, block.prompt_start, block.completion_starts[0])
+            Cross(
+                query_start=block.completion_starts[0],
+                num_queries=sum(block.completion_lengths),
+                key_start=block.prompt_start,
+                num_keys=block.prompt_length,
+            )
             for block in blocks
             if len(block.completion_starts) > 1
         )
@@ -99,6 +108,7 @@ class _MergedFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        query, key, value = map(_with_dense_heads, (query, key, value))
         _, num_heads, num_tokens, head_dim = query.shape
         out = query.new_empty(1, num_tokens, num_heads, head_dim).transpose(1, 2)
         lse = query.new_empty(1, num_tokens, num_heads).transpose(1, 2)
@@ -120,6 +130,7 @@ class _MergedFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, lse = ctx.saved_tensors
+        grad_out = _with_dense_heads(grad_out)
         plan: AttentionPlan = ctx.plan
         grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in (query, key, value))
         for run in plan.runs:
@@ -143,6 +154,11 @@ class _MergedFlash(torch.autograd.Function):
             cross.keys_of(grad_key).add_(piece_key)
             cross.keys_of(grad_value).add_(piece_value)
         return grad_query, grad_key, grad_value, None, None
+
+
+def _with_dense_heads(row: Tensor) -> Tensor:
+    """The flash operators take any strides but read a head's values as neighbours in memory, unchecked."""
+    return row if row.stride(-1) == 1 else row.contiguous()
 
 
 def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
@@ -245,7 +261,7 @@ def explicit_attention(
     softcap: float | None,
     dropout: float,
 ) -> Tensor:
-    """Unshared rows of models with sliding windows, soft-capped scores or dropout: plain arithmetic, one segment at a time."""
+    """Unshared rows of models with sliding windows, soft-capped scores or dropout: plain arithmetic by segments."""
     pieces: list[Tensor] = []
     repeats = query.size(1) // key.size(1)
     for block in plan.blocks:

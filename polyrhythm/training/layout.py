@@ -20,7 +20,7 @@ PromptAndCompletions = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 @dataclass(frozen=True)
 class Block:
-    """A prompt and completions of it, contiguous in the row. The spans say who attends to what, nothing about the loss."""
+    """A prompt and completions of it, contiguous in the row. Spans say who attends to what, nothing about the loss."""
 
     prompt_start: int
     prompt_length: int

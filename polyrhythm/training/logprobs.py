@@ -8,99 +8,112 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_BYTES = 64 * 2**20
-"""Most memory that logits take at a time."""
+"""Most memory that logits take at a time; the forward pass needs it twice."""
 
 
 def token_logprobs(
-    hidden_NH: Tensor,
+    hidden_MH: Tensor,
     weight_VH: Tensor,
     target_N: Tensor,
     *,
+    row_N: Tensor | None = None,
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and that distribution's entropy (no gradient)."""
-    return _TokenLogprobs.apply(hidden_NH, weight_VH, bias_V, target_N, temperature, chunk_bytes)  # pyright: ignore[reportReturnType]
+    """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and the entropy without a gradient.
+
+    Target n is predicted by hidden row `row_N[n]`: a row that predicts several tokens meets the head once. Without
+    `row_N` each row predicts one token. A frozen head's gradient is not computed.
+    """
+    rows = torch.arange(len(target_N), device=target_N.device) if row_N is None else row_N
+    return _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, target_N, rows, temperature, chunk_bytes)  # pyright: ignore
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_NH: Tensor,
+        hidden_MH: Tensor,
         weight_VH: Tensor,
         bias_V: Tensor | None,
         target_N: Tensor,
+        row_N: Tensor,
         temperature: float,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        num_rows, vocab_size = hidden_NH.size(0), weight_VH.size(0)
-        logprobs_N, entropy_N, lse_N = (hidden_NH.new_empty(num_rows, dtype=_wide(hidden_NH)) for _ in range(3))
-        chunks = list(_spans(num_rows, vocab_size, chunk_bytes))
-        probabilities_NV = None
+        num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
+        entropy_M, lse_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(2))
+        picked_N = torch.empty_like(target_N, dtype=entropy_M.dtype)
+        probabilities_MV = None
+        chunks = list(_slices(num_rows, vocab_size, chunk_bytes))
         for rows in chunks:
-            logits = _logits(hidden_NH[rows], weight_VH, bias_V, temperature)
+            logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature)
+            members = _inside(row_N, rows)
+            picked_N[members] = logits[row_N[members] - rows.start, target_N[members]]
             largest = logits.amax(dim=-1, keepdim=True)
-            logits -= largest
-            picked = logits.gather(1, target_N[rows, None]).squeeze(1)
-            exponentials = logits.exp()
+            exponentials = logits.sub_(largest).exp()
             total = exponentials.sum(dim=-1)
-            expected = torch.linalg.vecdot(exponentials, logits)
-            logprobs_N[rows] = picked - total.log()
-            entropy_N[rows] = total.log() - expected / total
-            lse_N[rows] = largest.squeeze(1) + total.log()
-            # What fits in one chunk is kept: the backward pass of a small micro-batch then has nothing to compute again.
+            lse_M[rows] = total.log() + largest.squeeze(1)
+            entropy_M[rows] = total.log() - torch.linalg.vecdot(exponentials, logits) / total
+            # What fits in one chunk is kept: the backward pass of a small micro-batch has nothing to compute again.
             if len(chunks) == 1 and any(ctx.needs_input_grad):
-                probabilities_NV = exponentials.div_(total.unsqueeze(1))
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, lse_N, probabilities_NV)
+                probabilities_MV = exponentials.div_(total.unsqueeze(1))
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, lse_M, probabilities_MV)
         ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
+        entropy_N = entropy_M[row_N]
         ctx.mark_non_differentiable(entropy_N)
-        return logprobs_N, entropy_N
+        return picked_N - lse_M[row_N], entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_NH, weight_VH, bias_V, target_N, lse_N, kept_NV = ctx.saved_tensors
+    def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        hidden_MH, weight_VH, bias_V, target_N, row_N, lse_M, kept_MV = ctx.saved_tensors
         grad_N = grad_N / ctx.temperature
-        _, weight_needs_grad, bias_needs_grad, *_ = ctx.needs_input_grad
-        grad_hidden = torch.zeros_like(hidden_NH, dtype=_wide(hidden_NH))
-        grad_weight = torch.empty_like(weight_VH) if weight_needs_grad else None
-        grad_bias = torch.empty_like(bias_V) if bias_needs_grad else None
-        num_rows, vocab_size = hidden_NH.size(0), weight_VH.size(0)
-        spans = [slice(0, vocab_size)] if kept_NV is not None else _spans(vocab_size, num_rows, ctx.chunk_bytes)
-        for columns in spans:
-            if kept_NV is not None:
-                grad_logits = kept_NV * -grad_N.unsqueeze(1)
-            else:
+        minus_grad_M1 = torch.zeros_like(lse_M).index_add_(0, row_N, grad_N, alpha=-1).unsqueeze(1)
+        grad_hidden = torch.zeros_like(hidden_MH, dtype=lse_M.dtype)
+        grad_weight = torch.empty_like(weight_VH) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.empty_like(bias_V) if ctx.needs_input_grad[2] else None
+        num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
+        slices = _slices(vocab_size, num_rows, ctx.chunk_bytes) if kept_MV is None else [slice(0, vocab_size)]
+        for columns in slices:
+            if kept_MV is None:
                 bias = None if bias_V is None else bias_V[columns]
-                logits = _logits(hidden_NH, weight_VH[columns], bias, ctx.temperature)
-                grad_logits = logits.sub_(lse_N.unsqueeze(1)).exp_().mul_(-grad_N.unsqueeze(1))
-            rows = ((target_N >= columns.start) & (target_N < columns.stop)).nonzero().squeeze(1)
-            grad_logits[rows, target_N[rows] - columns.start] += grad_N[rows]
+                logits = _logits(hidden_MH, weight_VH[columns], bias, ctx.temperature)
+                grad_logits = logits.sub_(lse_M.unsqueeze(1)).exp_().mul_(minus_grad_M1)
+            else:
+                grad_logits = kept_MV * minus_grad_M1
+            members = _inside(target_N, columns)
+            places = (row_N[members], target_N[members] - columns.start)
+            grad_logits.index_put_(places, grad_N[members], accumulate=True)
             if grad_bias is not None:
                 grad_bias[columns] = grad_logits.sum(dim=0)
             grad_logits = grad_logits.to(weight_VH.dtype)
             grad_hidden += grad_logits @ weight_VH[columns]
             if grad_weight is not None:
-                torch.mm(grad_logits.T, hidden_NH, out=grad_weight[columns])
-        return grad_hidden.to(hidden_NH.dtype), grad_weight, grad_bias, None, None, None
+                torch.mm(grad_logits.T, hidden_MH, out=grad_weight[columns])
+        return grad_hidden.to(hidden_MH.dtype), grad_weight, grad_bias, None, None, None, None
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(hidden_NH, weight_VH, bias_V).to(_wide(hidden_NH))
+def _logits(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    logits = F.linear(hidden_MH, weight_VH, bias_V).to(_wide(hidden_MH))
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
-def _spans(length: int, width: int, max_bytes: int) -> Iterator[slice]:
-    """Even slices of `length` with at most `max_bytes` of fp32 in `width` columns each."""
-    per_slice = max(1, max_bytes // (4 * width))
-    count = -(-length // per_slice)
+def _slices(length: int, width: int, max_bytes: int) -> Iterator[slice]:
+    """Even slices of `length`, each with `width` numbers of fp32 per item in at most `max_bytes`."""
+    count = -(-length * width * 4 // max_bytes)
+    count = min(max(count, 1), length)
     for index in range(count):
         yield slice(index * length // count, (index + 1) * length // count)
+
+
+def _inside(index_N: Tensor, bounds: slice) -> Tensor:
+    return ((index_N >= bounds.start) & (index_N < bounds.stop)).nonzero().squeeze(1)

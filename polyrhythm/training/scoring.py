@@ -40,10 +40,14 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
     else:
         hidden_TH = _hidden_states(model, layout, slice(0, layout.num_tokens), layout.blocks)
     head = model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Linear)
+    # A shared prompt's last token predicts the first token of every completion: it meets the head once.
+    predictor_M, row_N = torch.unique(layout.predictor_N, return_inverse=True)
     logprobs_N, entropy_N = token_logprobs(
-        hidden_TH.index_select(0, layout.predictor_N),
+        hidden_TH.index_select(0, predictor_M),
         head.weight,
         layout.target_N,
+        row_N=row_N,
         bias_V=head.bias,
         temperature=temperature,
     )
@@ -65,8 +69,8 @@ def prepare_model(
     difference = _probe_difference(model, expected, share_prompt=False)
     if difference > _PROBE_TOLERANCE[model.dtype]:
         raise UserError(
-            f"{type(model).__name__} cannot be trained: packed log-probabilities differ by {difference:.2g} from its own "
-            "(it changes attention, or its logits after the head, in a way this trainer does not know)"
+            f"{type(model).__name__} cannot be trained: packed log-probabilities differ by {difference:.2g} from its "
+            "own (it changes attention, or its logits after the head, in a way this trainer does not know)"
         )
     if share_prompt == "never":
         return False
@@ -115,8 +119,8 @@ def _hidden_states(model: PreTrainedModel, layout: Layout, span: slice, blocks: 
     expected = sum(kind in _ATTENTION_LAYERS for kind in _layer_types(model))
     if plan.num_calls != expected:
         raise RunError(
-            f"{type(model).__name__} ran packed attention in {plan.num_calls} of {expected} layers, with implementation "
-            f"{model.config._attn_implementation!r}: another backend would misread the row; call prepare_model first"
+            f"{type(model).__name__} ran packed attention in {plan.num_calls} of {expected} layers (implementation "
+            f"{model.config._attn_implementation!r}): another backend would misread the row; call prepare_model first"
         )
     return output.last_hidden_state[0]
 
