@@ -133,6 +133,12 @@ class ConductorConfig(Section):
     """Address the servers of this run bind."""
     request_deadline_s: float = Field(300.0, gt=0)
     """A generation request must be answered within this time."""
+    max_attempts: int = Field(8, ge=1)
+    """A group is asked for this often, of one engine after another, before its problem is replaced."""
+    hedge_groups: int = Field(0, ge=0)
+    """The last so many groups of a step are also asked of idle engines; the first answer counts. 0 is off."""
+    lease_s: float = Field(60.0, gt=0)
+    """An engine that gave no sign of life for this long is gone; it may join again."""
     stall_deadline_s: float = Field(600.0, gt=0)
     """The run ends, with the cause, when nothing has happened for this long."""
 

@@ -57,6 +57,12 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str
 
 
+class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A heartbeat of the engine of this name, or the wish to drain or remove it."""
+
+    name: str
+
+
 class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The trainer has published `version` and asks for the groups of the step of the same number."""
 

@@ -3,26 +3,30 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.dispatcher import Dispatcher, RequestSettings, Scorer, Text
-from polyrhythm.conductor.engine_client import EngineClient, EngineError
-from polyrhythm.conductor.engine_state import EngineHealth, EngineState
+from polyrhythm.conductor.engine_client import EngineClient
+from polyrhythm.conductor.engine_state import EngineHealth, EngineState, Limits
+from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.keeper import EngineKeeper
 from polyrhythm.conductor.ledger import Ledger
 from polyrhythm.conductor.pool import Engine, EnginePool
 from polyrhythm.conductor.step import Step
 from polyrhythm.conductor.step_metrics import step_metrics
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.types import Problem, Sampling
+from polyrhythm.types import Group, Problem, Sampling
 from polyrhythm.wire import CommitStep, GroupsReply, JoinRequest, TrainerReport
 
-PROBE_INTERVAL_S = 1.0
-PROBE_DEADLINE_S = 5.0
 LINGER_S = 1.0
-WAIT_TICK_S = 1.0
+TICK_S = 1.0
+SETTLE_TICK_S = 0.25
+MIN_PATIENCE_S = 1.0
+STUCK_FRACTION = 0.2
+"""An engine with work that generates nothing for this part of a request's deadline is given up."""
 
 log = logging.getLogger(__name__)
 
@@ -61,13 +65,12 @@ class Conductor:
         vocab_size: int,
         scorer: Scorer,
         writer: Writer,
+        journal: Journal,
         connect: Callable[[str], EngineClient],
     ):
         self.config = config
         self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
         self.step: Step | None = None
-        self.next_version = 0
-        self.cursor = 0
         self.failure: str | None = None
         self.trainer = TrainerReport(doing="start", spans=[])
         self.trainer_since_s = time.monotonic()
@@ -76,23 +79,33 @@ class Conductor:
         self.last_samples: list[dict[str, Any]] = []
         self._problems = problems
         self._text = text
-        self._settings = RequestSettings(config.seed, sampling, config.conductor.request_deadline_s)
+        self._settings = RequestSettings(
+            config.seed,
+            sampling,
+            config.conductor.request_deadline_s,
+            config.conductor.max_attempts,
+            config.conductor.hedge_groups,
+        )
         self._vocab_size = vocab_size
         self._scorer = scorer
         self._writer = writer
+        self._journal = journal
         self._connect = connect
         self._changed = Change()
+        stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
+        self._keeper = EngineKeeper(self.pool, config.weights.load_deadline_s, stuck_s, self._event)
         self._last_event_s = time.monotonic()
+        self._servable_s = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Consumes nothing itself; holds the tasks that steps and engines start, and ends them all at a failure."""
+        """Holds the tasks that steps and engines start, watches over them, and ends them all at a failure."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self._probe_engines())
                 while self.failure is None:
-                    await self._changed.wait(WAIT_TICK_S)
+                    await self._changed.wait(TICK_S)
+                    self._check_for_engines()
                     self._check_for_stall()
                 # Whoever waits for an answer hears the cause before the server goes.
                 await asyncio.sleep(LINGER_S)
@@ -105,29 +118,48 @@ class Conductor:
         if self.failure is None:
             log.error("the run fails: %s", cause)
             self.failure = cause
-        self._wake()
+        self._changed.set()
+        if self.step is not None:
+            self.step.changed.set()
 
     def join(self, request: JoinRequest) -> None:
-        """An engine asks to be used: it serves once it has loaded the version of the open step, or of the next one."""
-        engine = Engine(request.name, request.url, self._connect(request.url), EngineHealth(since_s=time.monotonic()))
+        """An engine asks to be used: it serves once it has loaded the version of the open step, or of the next."""
+        known = self.pool.get(request.name)
+        if known is not None and known.url == request.url and not known.health.is_leaving:
+            known.health.is_alive(time.monotonic())
+            return
+        limits = Limits(lease_s=self.config.conductor.lease_s)
+        health = EngineHealth(since_s=time.monotonic(), limits=limits)
+        engine = Engine(request.name, request.url, self._connect(request.url), health)
         self.pool.add(engine)
         log.info("engine %s joined from %s", engine.name, engine.url)
+        self._start(self._keeper.keep(engine))
         self._event()
-        if self.step is not None and self.step.dispatched_at_s is not None and not self.step.is_committed:
-            self._start(self._load(engine, self.step.version))
+
+    def heartbeat(self, name: str) -> None:
+        self._engine(name).health.is_alive(time.monotonic())
+
+    def drain(self, name: str) -> None:
+        """Give an engine no further work; it is gone when what it has is finished."""
+        engine = self._engine(name)
+        engine.health.drain(time.monotonic())
+        engine.wake.set()
+        self._event()
+
+    def remove(self, name: str) -> None:
+        """Let an engine go at once; what it was working on goes elsewhere."""
+        self.pool.dismiss(self._engine(name), "removed")
+        self._event()
 
     async def open_step(self, version: int) -> None:
-        """Answers when the engines hold `version` and the first groups are on their way. Asking again is harmless."""
+        """Answers when engines hold `version` and the first groups are on their way. Asking again is harmless."""
         if self.step is None or self.step.version != version:
-            if version != self.next_version or (self.step is not None and not self.step.is_committed):
-                raise Conflict(f"step {version} cannot be opened: step {self.next_version} is next")
-            self.step = self._new_step(version)
-            self._event()
-            self._start(self._run_step(self.step))
+            self._begin_step(version)
         step = self.step
+        assert step is not None
         while step.dispatched_at_s is None:
             self._raise_failure()
-            await self._changed.wait(WAIT_TICK_S)
+            await self._changed.wait(TICK_S)
         self._raise_failure()
 
     async def groups(self, version: int, offset: int, wait_s: float) -> GroupsReply:
@@ -140,10 +172,10 @@ class Conductor:
             remaining_s = until_s - time.monotonic()
             if groups or offset >= step.num_groups or remaining_s <= 0:
                 return GroupsReply(groups=groups, num_groups=step.num_groups)
-            await step.changed.wait(min(remaining_s, WAIT_TICK_S))
+            await step.changed.wait(min(remaining_s, TICK_S))
 
     def commit(self, request: CommitStep) -> None:
-        """The update is done: log the step and move the cursor. Committing the last step again is harmless."""
+        """The update is done: log the step and let go of it. Committing the last step again is harmless."""
         self._raise_failure()
         step = self._step_at(request.version)
         if step.is_committed:
@@ -151,14 +183,13 @@ class Conductor:
         if not step.is_complete:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
         step.metrics = step_metrics(step, time.monotonic()) | request.metrics
-        self.cursor += step.num_groups
-        self.next_version = step.version + 1
         self.last_metrics = step.metrics
         self.last_samples = self._samples(step)
         self.history["reward"].append(step.metrics["reward/mean"])
         self.history["accuracy"].append(step.metrics["reward/accuracy"])
         self._writer.write(step.version, step.metrics)
         self._writer.write_samples(step.version, self.last_samples)
+        self._journal.forget_groups_before(step.version)
         self._event()
 
     def report(self, report: TrainerReport) -> None:
@@ -170,98 +201,100 @@ class Conductor:
         self.trainer = report
         self.pool.spans.extend(report.spans)
 
-    def _new_step(self, version: int) -> Step:
+    def _begin_step(self, version: int) -> None:
+        cursor = self._journal.cursor(version)
+        if cursor is None or (self.step is not None and not (self.step.is_committed and self.step.version < version)):
+            now = f"step {self.step.version} is open" if self.step else "no step is open"
+            raise Conflict(f"step {version} cannot be opened: {now}")
         rollout = self.config.rollout
-        return Step(
+        step = Step(
             version=version,
-            problems=self._problems.take(self.cursor, rollout.groups_per_step),
+            cursor=cursor,
+            problems=self._problems.take(cursor, rollout.groups_per_step),
             ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size),
             order=self.config.order,
             opened_at_s=time.monotonic(),
         )
+        num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))
+        if num_restored:
+            log.info("step %d goes on with %d groups that were finished before", version, num_restored)
+        self.step = step
+        self._note_end_of_generation()
+        self._servable_s = time.monotonic()
+        self._event()
+        self._start(self._run_step(step))
 
     async def _run_step(self, step: Step) -> None:
-        """Consumes engines that have joined, produces the groups of the step; waits for loads, then for engines."""
+        """Consumes a step's problems, produces its groups; waits for engines to hold its version, then for answers."""
         try:
-            await self._wait_for_engines()
-            async with asyncio.TaskGroup() as loads:
-                for engine in self.pool.present:
-                    loads.create_task(self._load(engine, step.version))
-            if self.failure is not None:
-                return
+            self._keeper.aim(step.version)
+            await self._wait_until_engines_settle(step)
             step.dispatched_at_s = time.monotonic()
             self._event()
-            await Dispatcher(step, self.pool, self._text, self._scorer, self._settings, self._event).run()
+            dispatcher = Dispatcher(
+                step, self.pool, self._text, self._scorer, self._settings, self._next_problem, self._group_finished
+            )
+            await dispatcher.run()
             if step.num_scored == 0:
                 raise RunError(f"every reward of step {step.version} failed, for example: {step.reward_errors[0]}")
         except RunError as error:
             self.fail(str(error))
-        except ExceptionGroup as error:
+        except Exception as error:  # a defect of ours: say it everywhere instead of leaving the trainer to wait
             log.exception("step %d", step.version)
-            self.fail(f"the conductor: {error.exceptions[0]!r}")
+            self.fail(f"the conductor failed: {error!r}")
 
-    async def _wait_for_engines(self) -> None:
-        wanted, deadline_s = self.config.engine.num, self.config.engine.start_deadline_s
-        until_s = time.monotonic() + deadline_s
-        while len(self.pool.present) < wanted:
-            if time.monotonic() > until_s:
-                raise RunError(f"{len(self.pool.present)} of {wanted} engines joined within {deadline_s:g} s")
-            await self._changed.wait(WAIT_TICK_S)
+    def _next_problem(self) -> Problem:
+        assert self.step is not None
+        return self._problems.take(self.step.next_cursor, 1)[0]
 
-    async def _load(self, engine: Engine, version: int) -> None:
-        """Make an engine load a version and believe it only when it says that it holds it."""
-        engine.health.load_started(time.monotonic())
-        self.pool.begin(engine, "load")
-        try:
-            await engine.client.load(version, self.config.weights.load_deadline_s)
-            status = await engine.client.status(PROBE_DEADLINE_S)
-            if status.policy_version != version:
-                raise EngineError(f"it holds version {status.policy_version} after loading {version}")
-        except EngineError as error:
-            engine.health.load_failed(str(error), time.monotonic())
-            self.fail(f"engine {engine.name} did not load version {version}: {error}")
-        else:
-            engine.saw(status, time.monotonic())
-            engine.health.load_succeeded(version, time.monotonic())
-        finally:
-            self.pool.end(engine)
+    def _group_finished(self, group: Group) -> None:
+        self._journal.add_group(group)
+        self._note_end_of_generation()
         self._event()
-        self.pool.changed.set()
 
-    async def _probe_engines(self) -> None:
-        """Ask every engine how it is, again and again."""
+    def _note_end_of_generation(self) -> None:
+        """From here on the next step may begin, in this process or in one that is started after a crash."""
+        if self.step is not None and self.step.is_complete:
+            self._journal.set_cursor(self.step.version + 1, self.step.next_cursor)
+
+    async def _wait_until_engines_settle(self, step: Step) -> None:
+        """Until every engine has loaded or failed; once one has loaded, the others get as long again."""
+        first_ready_s = None
         while True:
-            started_s = time.monotonic()
-            async with asyncio.TaskGroup() as probes:
-                for engine in self.pool.present:
-                    if engine.health.state is not EngineState.LOADING:
-                        probes.create_task(self._probe(engine))
-            await asyncio.sleep(max(0.0, started_s + PROBE_INTERVAL_S - time.monotonic()))
+            now_s = time.monotonic()
+            undecided = [engine for engine in self.pool.present if self._keeper.is_undecided(engine)]
+            num_joined = len(self.pool.engines)
+            if self.pool.can_serve(step.version):
+                first_ready_s = first_ready_s or now_s
+                patience_s = max(MIN_PATIENCE_S, first_ready_s - step.opened_at_s)
+                if (not undecided and num_joined >= self.config.engine.num) or now_s > first_ready_s + patience_s:
+                    return
+            await self.pool.changed.wait(SETTLE_TICK_S)
 
-    async def _probe(self, engine: Engine) -> None:
-        try:
-            status = await engine.client.status(PROBE_DEADLINE_S)
-        except EngineError as error:
-            engine.health.probe_failed(str(error), time.monotonic())
-            if engine.health.state is EngineState.QUARANTINED:
-                self.fail(f"engine {engine.name}: {error}")
+    def _check_for_engines(self) -> None:
+        """A step that no engine can serve for too long ends the run."""
+        step, now_s = self.step, time.monotonic()
+        if step is None or step.is_complete or self.pool.can_serve(step.version):
+            self._servable_s = now_s
             return
-        engine.saw(status, time.monotonic())
-        if engine.health.state in (EngineState.READY, EngineState.SUSPECT):
-            engine.health.probe_succeeded(status.policy_version, time.monotonic())
+        deadline_s = self.config.engine.start_deadline_s
+        if now_s - self._servable_s > deadline_s:
+            causes = [f"{engine.name} is {engine.health.state}: {engine.health.cause}" for engine in self.pool.engines]
+            said = "; ".join(causes) or "none has joined"
+            self.fail(f"no engine could serve version {step.version} for {deadline_s:g} s: {said}")
 
     def _check_for_stall(self) -> None:
         waited_s = time.monotonic() - self._last_event_s
-        if waited_s > self.config.conductor.stall_deadline_s:
-            from polyrhythm.conductor.status import who_waits
+        if self.failure is None and waited_s > self.config.conductor.stall_deadline_s:
+            from polyrhythm.conductor.status import dump, who_waits
 
+            log.error("a stall, and who waits for whom:\n%s", dump(self))
             self.fail(f"nothing has happened for {waited_s:.0f} s: {who_waits(self)}")
 
     def _samples(self, step: Step) -> list[dict[str, Any]]:
         """The first rollout of the first problems, as text."""
         return [
             {
-                "step": step.version,
                 "position": position,
                 "prompt": step.problems[position].prompt,
                 "completion": self._text.decode(group.rollouts[0].completion.token_ids),
@@ -270,6 +303,12 @@ class Conductor:
             }
             for position, group in sorted(step.finished.items())[: self.config.observe.samples_per_step]
         ]
+
+    def _engine(self, name: str) -> Engine:
+        engine = self.pool.get(name)
+        if engine is None or engine.health.state is EngineState.GONE:
+            raise Conflict(f"there is no engine {name!r}: join first")
+        return engine
 
     def _step_at(self, version: int) -> Step:
         if self.step is None or self.step.version != version:
@@ -280,15 +319,10 @@ class Conductor:
         if self.failure is not None:
             raise RunFailed(self.failure)
 
-    def _start(self, work: Any) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None, "run() is not running"
         self._tasks.create_task(work)
 
     def _event(self) -> None:
         self._last_event_s = time.monotonic()
         self._changed.set()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        if self.step is not None:
-            self.step.changed.set()

@@ -1,22 +1,27 @@
-"""The dispatcher: sends the problems of a step to engines and brings scored groups back."""
+"""The dispatcher: sends the problems of a step to engines, again if need be, and brings scored groups back."""
 
 import asyncio
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.conductor.engine_client import EngineError
+from polyrhythm.conductor.engine_state import EngineState
 from polyrhythm.conductor.ledger import Verdict
-from polyrhythm.conductor.pool import Engine, EnginePool
+from polyrhythm.conductor.pool import Engine, EnginePool, Flight
 from polyrhythm.conductor.step import Step
+from polyrhythm.conductor.work import Work, WorkQueue
 from polyrhythm.errors import RunError
 from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.types import ChatMessage, Completion, Problem, Sampling, rollout_seed
+from polyrhythm.types import ChatMessage, Completion, Group, Problem, Sampling, rollout_seed
 from polyrhythm.wire import GenerateReply, GenerateRequest
 
-TICK_S = 1.0
+TICK_S = 0.5
+MAX_REFUSALS = 2
+
+log = logging.getLogger(__name__)
 
 
 class Scorer(Protocol):
@@ -42,12 +47,15 @@ class RequestSettings:
     run_seed: int
     sampling: Sampling
     deadline_s: float
+    max_attempts: int
+    hedge_groups: int
 
 
 class Dispatcher:
     """Consumes the positions of a step in order, produces finished groups in the step.
 
-    Waits for room in an engine; unblocked by `pool.changed`. A group goes whole to one engine.
+    Waits for room in an engine; unblocked by `pool.changed`. A group goes whole to one engine. What fails goes out
+    again, with the same seeds, for the rollouts that are missing; a problem that keeps failing is replaced by the next.
     """
 
     def __init__(
@@ -57,74 +65,156 @@ class Dispatcher:
         text: Text,
         scorer: Scorer,
         settings: RequestSettings,
-        on_progress: Callable[[], None] = lambda: None,
+        next_problem: Callable[[], Problem],
+        on_finished: Callable[[Group], None],
     ):
         self._step = step
         self._pool = pool
         self._text = text
         self._scorer = scorer
         self._settings = settings
-        self._on_progress = on_progress
-        self._pending = deque(range(step.num_groups))
+        self._next_problem = next_problem
+        self._on_finished = on_finished
+        self._queue = WorkQueue([position for position in range(step.num_groups) if position not in step.finished])
+        self._flights: dict[int, list[Flight]] = {}
+        self._landed_s: list[float] = []
 
     async def run(self) -> None:
         """Until every group of the step is finished; RunError says why it cannot be."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while not self._step.is_complete:
-                    while self._pending and (engine := self._idlest()) is not None:
-                        tasks.create_task(self._serve(self._pending.popleft(), engine))
-                    await self._pool.changed.wait(TICK_S)
+                    now_s = time.monotonic()
+                    self._send_what_fits(tasks, now_s)
+                    self._hedge(tasks, now_s)
+                    await self._pool.changed.wait(min(TICK_S, self._queue.seconds_to_next(now_s)))
         except* RunError as group:
             raise RunError(str(group.exceptions[0])) from group
 
-    def _idlest(self) -> Engine | None:
-        engine = self._pool.least_loaded(self._step.version, time.monotonic())
-        if engine is not None:
-            self._pool.take(engine)
-        return engine
+    def _send_what_fits(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
+        while (work := self._queue.peek(now_s)) is not None:
+            engine = self._pool.least_loaded(self._step.version, now_s, work.avoid)
+            if engine is None:
+                return
+            self._queue.pop()
+            self._step.num_dispatched += work.num_attempts == 0
+            tasks.create_task(self._serve(work, self._take_off(work, engine)))
 
-    async def _serve(self, position: int, engine: Engine) -> None:
-        step = self._step
-        problem = step.problems[position]
+    def _hedge(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
+        """Ask idle engines for the last groups too; the first answer counts."""
+        num_unfinished = self._step.num_groups - len(self._step.finished)
+        if len(self._queue) or not self._landed_s or num_unfinished > self._settings.hedge_groups:
+            return
+        usual_s = sum(self._landed_s) / len(self._landed_s)
+        for position, flights in list(self._flights.items()):
+            if len(flights) != 1 or now_s - flights[0].started_s < usual_s:
+                continue
+            engine = self._pool.least_loaded(self._step.version, now_s, flights[0].engine.name)
+            if engine is not None and not engine.flights:
+                self._step.num_hedged += 1
+                work = self._queue.work(position)
+                tasks.create_task(self._serve(work, self._take_off(work, engine)))
+
+    def _take_off(self, work: Work, engine: Engine) -> Flight:
+        flight = self._pool.take_off(work.position, engine)
+        self._flights.setdefault(work.position, []).append(flight)
+        return flight
+
+    async def _serve(self, work: Work, flight: Flight) -> None:
+        """One request from take-off to the ledger; the one that brings the last rollout in has the group scored."""
+        problem = self._step.problems[work.position]
         prompt_ids = self._text.encode(problem.prompt)
-        indices = step.ledger.missing(position)
-        step.num_dispatched += 1
+        indices = self._step.ledger.missing(work.position)
         try:
-            reply = await engine.client.generate(
-                self._request(position, problem, prompt_ids, indices), self._settings.deadline_s
-            )
+            reply = await self._ask(flight, self._request(work, problem, prompt_ids, indices))
+            self._enter(work.position, indices, reply)
         except EngineError as error:
-            engine.health.request_failed(str(error), time.monotonic())
-            raise RunError(f"engine {engine.name}: {error}") from error
-        finally:
-            self._pool.release(engine)
-        self._enter(position, indices, reply, engine)
-        rewards = await self._score(problem, step.ledger.completions(position))
-        step.finish(position, prompt_ids, rewards, time.monotonic())
-        self._on_progress()
+            self._judge(flight, error)
+            if not work.is_finished and not self._flights.get(work.position):
+                self._try_again(work, flight, error)
+            return
+        flight.engine.health.request_succeeded(time.monotonic())
+        if work.is_finished:
+            return
+        work.is_finished = True
+        for twin in self._flights.get(work.position, []):
+            twin.abandon()
+        rewards = await self._score(problem, self._step.ledger.completions(work.position))
+        self._on_finished(self._step.finish(work.position, prompt_ids, rewards, time.monotonic()))
         self._pool.changed.set()
 
-    def _request(self, position: int, problem: Problem, prompt_ids: list[int], indices: list[int]) -> GenerateRequest:
+    async def _ask(self, flight: Flight, request: GenerateRequest) -> GenerateReply:
+        deadline_s = self._settings.deadline_s
+        try:
+            if flight.is_abandoned:
+                raise EngineError("the engine was given up before it was asked")
+            async with asyncio.timeout(deadline_s) as flight.scope:
+                reply = await flight.engine.client.generate(request, deadline_s)
+        except TimeoutError as error:
+            gave_up = "the engine was given up" if flight.is_abandoned else f"no answer within {deadline_s:g} s"
+            raise EngineError(gave_up) from error
+        finally:
+            self._pool.land(flight)
+            self._flights[flight.position].remove(flight)
+        self._landed_s.append(time.monotonic() - flight.started_s)
+        if reply.request_id != request.request_id:
+            self._step.ledger.drop(len(reply.completions))
+            raise EngineError(f"it answered request {reply.request_id!r} instead of {request.request_id!r}")
+        return reply
+
+    def _request(self, work: Work, problem: Problem, prompt_ids: list[int], indices: list[int]) -> GenerateRequest:
         version = self._step.version
         return GenerateRequest(
-            request_id=f"{version}/{position}",
+            request_id=f"{version}/{work.position}/{problem.index}/{work.num_attempts}",
             policy_version=version,
             prompt_ids=prompt_ids,
             seeds=[rollout_seed(self._settings.run_seed, version, problem.index, index) for index in indices],
             sampling=self._settings.sampling,
         )
 
-    def _enter(self, position: int, indices: list[int], reply: GenerateReply, engine: Engine) -> None:
-        """Offer the completions of a reply to the ledger."""
+    def _enter(self, position: int, indices: list[int], reply: GenerateReply) -> None:
+        """Offer the completions of a reply to the ledger; what is good is kept even if a sibling is not."""
         if len(reply.completions) != len(indices):
-            raise RunError(
-                f"engine {engine.name} answered {len(reply.completions)} completions to {len(indices)} seeds"
-            )
+            raise EngineError(f"it answered {len(reply.completions)} completions to {len(indices)} seeds")
+        refusals = []
         for index, completion in zip(indices, reply.completions, strict=True):
             verdict, reason = self._step.ledger.accept(position, index, reply.policy_version, completion)
-            if verdict is not Verdict.ACCEPTED:
-                raise RunError(f"engine {engine.name}: a completion was refused ({verdict}): {reason}")
+            if verdict in (Verdict.WRONG_VERSION, Verdict.MALFORMED):
+                refusals.append((verdict, reason))
+        if refusals:
+            verdict, reason = refusals[0]
+            raise EngineError(f"a completion is {verdict}: {reason}", wrong_version=verdict is Verdict.WRONG_VERSION)
+
+    def _judge(self, flight: Flight, error: EngineError) -> None:
+        """What a failed request says of its engine. Nothing, if it was given up already or finds the request wrong."""
+        engine, now_s = flight.engine, time.monotonic()
+        if flight.is_abandoned or error.refused:
+            return
+        log.warning("engine %s failed position %d: %s", engine.name, flight.position, error)
+        if error.wrong_version:
+            engine.health.load_failed(str(error), now_s)
+        else:
+            engine.health.request_failed(str(error), now_s)
+        if engine.health.state is EngineState.QUARANTINED:
+            engine.abandon_flights()
+            engine.wake.set()
+
+    def _try_again(self, work: Work, flight: Flight, error: EngineError) -> None:
+        work.num_attempts += 1
+        work.num_refusals += error.refused
+        work.avoid = flight.engine.name
+        self._step.num_retries += 1
+        if work.num_attempts < self._settings.max_attempts and work.num_refusals < MAX_REFUSALS:
+            self._queue.put_back(work, time.monotonic())
+            return
+        problem = self._step.problems[work.position]
+        cause = f"problem {problem.index} failed {work.num_attempts} times, at last with {flight.engine.name}: {error}"
+        if self._step.num_replaced >= self._step.num_groups:
+            raise RunError(f"{self._step.num_replaced} problems of the step were replaced already, and {cause}")
+        log.warning("%s; it is replaced", cause)
+        self._step.replace(work.position, self._next_problem())
+        self._queue.start_anew(work)
+        self._pool.changed.set()
 
     async def _score(self, problem: Problem, completions: list[Completion]) -> list[float | None]:
         async with asyncio.TaskGroup() as tasks:

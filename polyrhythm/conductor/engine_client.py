@@ -15,11 +15,16 @@ T = TypeVar("T")
 
 
 class EngineError(Exception):
-    """A call to an engine failed. `refused`: the engine answered that the request itself is wrong (HTTP 4xx)."""
+    """A call to an engine failed.
 
-    def __init__(self, message: str, refused: bool = False):
+    `refused`: it says that the request itself is wrong; no other engine will like it better.
+    `wrong_version`: it does not hold the version that was asked for.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False, wrong_version: bool = False):
         super().__init__(message)
         self.refused = refused
+        self.wrong_version = wrong_version
 
 
 class EngineClient(Protocol):
@@ -71,9 +76,11 @@ class HttpEngineClient:
             raise EngineError(f"{method} {path} failed: {type(error).__name__}: {error}") from error
         if response.status != 200:
             said = answer.decode(errors="replace")[:MAX_ERROR_CHARS]
-            # 409 is another version and 429 a full queue: another engine may well serve the same request.
-            refused = 400 <= response.status < 500 and response.status not in (401, 403, 408, 409, 429)
-            raise EngineError(f"{method} {path} answered {response.status}: {said}", refused)
+            raise EngineError(
+                f"{method} {path} answered {response.status}: {said}",
+                refused=response.status in (400, 413, 422),
+                wrong_version=response.status == 409,
+            )
         return answer
 
     def _decode(self, body: bytes, kind: type[T]) -> T:

@@ -77,6 +77,10 @@ class Ledger:
         self.num_accepted -= self.group_size - len(self.missing(position))
         self._completions.pop(position, None)
 
+    def drop(self, num_completions: int) -> None:
+        """Count completions that answer another request than the one that was asked."""
+        self.num_duplicates += num_completions
+
     def _defect_of(self, completion: Completion) -> str | None:
         token_ids, logprobs = completion.token_ids, completion.rollout_logprobs
         if not token_ids:

@@ -1,5 +1,6 @@
-"""The engine pool: who is there, in which state, and who gets the next group."""
+"""The engine pool: who is there, in which state, who gets the next group, and what each has in flight."""
 
+import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,6 +14,23 @@ MAX_SPANS = 2000
 
 
 @dataclass(eq=False)
+class Flight:
+    """One request at one engine. `abandon` ends the wait for its answer at once."""
+
+    position: int
+    engine: "Engine"
+    started_s: float
+    scope: asyncio.Timeout | None = None
+    """Set while the answer is waited for."""
+    is_abandoned: bool = False
+
+    def abandon(self) -> None:
+        if self.scope is not None and not self.is_abandoned:
+            self.scope.reschedule(asyncio.get_running_loop().time())
+        self.is_abandoned = True
+
+
+@dataclass(eq=False)
 class Engine:
     """One engine: how to reach it, what is known of it, what it is working on."""
 
@@ -20,20 +38,34 @@ class Engine:
     url: str
     client: EngineClient
     health: EngineHealth
-    num_groups_in_flight: int = 0
+    flights: set[Flight] = field(default_factory=set)
+    wake: Change = field(default_factory=Change)
     status: EngineStatus | None = None
     tokens_per_s: float = 0.0
     probed_at_s: float = 0.0
+    progress_at_s: float = 0.0
+    """When it was last seen to have generated something, or had nothing to do."""
     doing: str = ""
     doing_since_s: float = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.flights)
 
     def saw(self, status: EngineStatus, now_s: float) -> None:
         """Keep what the engine says of itself, and its rate since the last time."""
         elapsed_s = now_s - self.probed_at_s
+        num_tokens = status.num_tokens_generated - (self.status.num_tokens_generated if self.status else 0)
         if self.status is not None and elapsed_s > 0:
-            tokens = status.num_tokens_generated - self.status.num_tokens_generated
-            self.tokens_per_s = max(0.0, tokens / elapsed_s)
+            self.tokens_per_s = max(0.0, num_tokens / elapsed_s)
+        if num_tokens != 0 or not self.flights:
+            self.progress_at_s = now_s
         self.status, self.probed_at_s = status, now_s
+
+    def abandon_flights(self) -> None:
+        """Nothing is expected of this engine any more: what it was working on can go elsewhere."""
+        for flight in self.flights:
+            flight.abandon()
 
 
 @dataclass
@@ -49,39 +81,64 @@ class EnginePool:
     def engines(self) -> list[Engine]:
         return list(self._engines.values())
 
-    def get(self, name: str) -> Engine | None:
-        return self._engines.get(name)
-
-    def add(self, engine: Engine) -> None:
-        """An engine of the same name is replaced: it was restarted."""
-        self._engines[engine.name] = engine
-        self.changed.set()
-
     @property
     def present(self) -> list[Engine]:
         return [engine for engine in self._engines.values() if engine.health.state is not EngineState.GONE]
 
-    def least_loaded(self, version: int, now_s: float) -> Engine | None:
-        """The engine that may serve `version` and has the most room; None when none has any."""
-        best = None
+    def get(self, name: str) -> Engine | None:
+        return self._engines.get(name)
+
+    def add(self, engine: Engine) -> None:
+        """An engine of the same name takes the place of the old one, which was restarted."""
+        if (old := self._engines.get(engine.name)) is not None:
+            self.dismiss(old, "an engine of the same name has joined")
+        self._engines[engine.name] = engine
+        self.changed.set()
+
+    def dismiss(self, engine: Engine, cause: str) -> None:
+        engine.health.leave(cause, time.monotonic())
+        engine.abandon_flights()
+        engine.wake.set()
+        self.changed.set()
+
+    def can_serve(self, version: int) -> bool:
+        """Whether any engine holds `version` and is trusted, busy or not."""
+        trusted = (EngineState.READY, EngineState.SUSPECT)
+        return any(e.health.policy_version == version and e.health.state in trusted for e in self._engines.values())
+
+    def least_loaded(self, version: int, now_s: float, avoid: str = "") -> Engine | None:
+        """The engine that may serve `version` and has the most room, `avoid` only if there is no other."""
+        best, best_load = None, self.groups_per_engine
         for engine in self._engines.values():
-            in_flight = engine.num_groups_in_flight
-            has_room = in_flight < self.groups_per_engine and (best is None or in_flight < best.num_groups_in_flight)
-            if has_room and engine.health.can_serve(version, now_s, in_flight):
-                best = engine
+            load = len(engine.flights)
+            if engine.name == avoid:
+                continue
+            if load < best_load and engine.health.can_serve(version, now_s, load):
+                best, best_load = engine, load
+        if best is None and avoid in self._engines:
+            engine = self._engines[avoid]
+            has_room = engine.num_in_flight < self.groups_per_engine
+            if has_room and engine.health.can_serve(version, now_s, engine.num_in_flight):
+                return engine
         return best
 
-    def take(self, engine: Engine) -> None:
-        """A group goes to this engine."""
-        engine.num_groups_in_flight += 1
-        if engine.num_groups_in_flight == 1:
+    def take_off(self, position: int, engine: Engine) -> Flight:
+        """A request for a position goes to an engine, which is that much busier from now on."""
+        flight = Flight(position, engine, time.monotonic())
+        if not engine.flights:
             self.begin(engine, "generate")
+            engine.progress_at_s = flight.started_s
+        engine.flights.add(flight)
+        return flight
 
-    def release(self, engine: Engine) -> None:
-        """A group came back from this engine, in whatever shape."""
-        engine.num_groups_in_flight -= 1
-        if engine.num_groups_in_flight == 0:
+    def land(self, flight: Flight) -> None:
+        """The request is over, in whatever way."""
+        flight.scope = None
+        engine = flight.engine
+        engine.flights.discard(flight)
+        if not engine.flights:
             self.end(engine)
+            engine.wake.set()
         self.changed.set()
 
     def begin(self, engine: Engine, what: str) -> None:

@@ -12,12 +12,14 @@ from aiohttp import web
 from polyrhythm import wire
 from polyrhythm.conductor.conductor import Conductor, Conflict, RunFailed
 from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
-from polyrhythm.conductor.status import run_status
+from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.status import engine_status, run_status
 from polyrhythm.config import Config
 from polyrhythm.types import Sampling
-from polyrhythm.wire import CommitStep, JoinRequest, OpenStep, TrainerReport
+from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
 
 MAX_WAIT_S = 60.0
+BODY_DEADLINE_S = 30.0
 SHUTDOWN_DEADLINE_S = 1.0
 
 T = TypeVar("T")
@@ -37,7 +39,11 @@ class Service:
             [
                 web.get("/health", self._health),
                 web.get("/status", self._status),
+                web.get("/engines", self._engines),
                 web.post("/engines/join", self._join),
+                web.post("/engines/heartbeat", self._heartbeat),
+                web.post("/engines/drain", self._drain),
+                web.post("/engines/remove", self._remove),
                 web.post("/steps/open", self._open),
                 web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
                 web.post("/steps/commit", self._commit),
@@ -71,6 +77,22 @@ class Service:
         self._conductor.join(await _message(request, JoinRequest))
         return _reply({})
 
+    async def _engines(self, _: web.Request) -> web.Response:
+        engines = [engine_status(engine) for engine in self._conductor.pool.engines]
+        return web.Response(body=msgspec.json.encode(engines), content_type="application/json")
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        self._conductor.heartbeat((await _message(request, EngineName)).name)
+        return _reply({})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        self._conductor.drain((await _message(request, EngineName)).name)
+        return _reply({})
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        self._conductor.remove((await _message(request, EngineName)).name)
+        return _reply({})
+
     async def _open(self, request: web.Request) -> web.Response:
         await self._conductor.open_step((await _message(request, OpenStep)).version)
         return _reply({})
@@ -92,7 +114,12 @@ class Service:
 async def _message(request: web.Request, kind: type[T]) -> T:
     if request.content_type != wire.CONTENT_TYPE:
         raise web.HTTPUnsupportedMediaType(text=f"content type {wire.CONTENT_TYPE} is needed")
-    return wire.decode(await request.read(), kind)
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            body = await request.read()
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout(text="the body came too slowly") from error
+    return wire.decode(body, kind)
 
 
 def _reply(message: object) -> web.Response:
@@ -137,6 +164,7 @@ async def run_conductor(
                 vocab_size=tokenizer.vocab_size,
                 scorer=rewards,
                 writer=writer,
+                journal=Journal(run_dir / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, tokens),
             )
             await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
@@ -144,7 +172,9 @@ async def run_conductor(
 
 async def serve(conductor: Conductor, host: str, port: int, admin_token: str, ready: Callable[[str], None]) -> None:
     """The conductor and its service, until cancelled or failed."""
-    runner = web.AppRunner(Service(conductor, admin_token).application(), shutdown_timeout=SHUTDOWN_DEADLINE_S)
+    runner = web.AppRunner(
+        Service(conductor, admin_token).application(), access_log=None, shutdown_timeout=SHUTDOWN_DEADLINE_S
+    )
     await runner.setup()
     run = asyncio.create_task(conductor.run())
     try:

@@ -8,6 +8,7 @@ import msgspec
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engine_state import EngineState
 from polyrhythm.conductor.pool import Engine
+from polyrhythm.conductor.step import Step
 from polyrhythm.wire import Span
 
 NUM_RECENT_SPANS = 300
@@ -49,7 +50,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "num_waiting": status.num_waiting if status else 0,
         "tokens_per_s": engine.tokens_per_s,
         "busy": bool(engine.doing),
-        "in_flight_groups": engine.num_groups_in_flight,
+        "in_flight_groups": engine.num_in_flight,
     }
 
 
@@ -70,18 +71,51 @@ def who_waits(conductor: Conductor) -> str:
     engines = conductor.pool.present
     if conductor.failure is not None:
         return "nobody: the run has failed"
-    if len(engines) < conductor.config.engine.num:
-        return f"everybody waits for engines: {len(engines)} of {conductor.config.engine.num} joined"
+    if not engines:
+        return f"everybody waits for engines: {conductor.config.engine.num} are expected, none is there"
     if step is None:
         return "engines wait for the trainer to open the first step"
-    loading = [engine.name for engine in engines if engine.health.state is EngineState.LOADING]
-    if loading:
-        return f"the trainer waits for {', '.join(loading)} to load version {step.version}"
     if step.is_committed:
-        return f"engines wait for the trainer to open step {conductor.next_version}"
-    busy = [engine.name for engine in engines if engine.num_groups_in_flight]
-    if conductor.trainer.doing == "wait" and step.num_taken == len(step.handed_out):
+        return f"engines wait for the trainer to open step {step.version + 1}"
+    if step.dispatched_at_s is None:
+        return f"the trainer waits for {_names_of_loading(engines)} to load version {step.version}"
+    busy = [engine.name for engine in engines if engine.flights]
+    if conductor.trainer.doing == "wait" and not step.is_complete:
         return f"the trainer waits for {', '.join(busy) or 'rewards'}"
     if step.is_complete:
         return f"engines wait for the trainer, which has taken {step.num_taken} of {step.num_groups} groups"
-    return "nobody"
+    return f"nobody: engines generate, the trainer is at {conductor.trainer.doing}"
+
+
+def _names_of_loading(engines: list[Engine]) -> str:
+    loading = [engine.name for engine in engines if engine.health.state is EngineState.LOADING]
+    return ", ".join(loading or [engine.name for engine in engines])
+
+
+def dump(conductor: Conductor) -> str:
+    """Everybody and what they wait for, one line each: for the log when nothing happens any more."""
+    now_s = time.monotonic()
+    lines = [who_waits(conductor)]
+    lines.append(f"trainer: {conductor.trainer.doing} for {now_s - conductor.trainer_since_s:.0f} s")
+    for engine in conductor.pool.engines:
+        health = engine.health
+        lines.append(
+            f"engine {engine.name}: {health.state} for {now_s - health.since_s:.0f} s "
+            f"at version {health.policy_version}, alive {now_s - health.last_alive_s:.0f} s ago {health.cause}"
+        )
+        lines += [f"  has position {f.position} for {now_s - f.started_s:.0f} s" for f in engine.flights]
+    if conductor.step is not None:
+        lines += _step_lines(conductor.step, conductor)
+    return "\n".join(lines)
+
+
+def _step_lines(step: Step, conductor: Conductor) -> list[str]:
+    flying = {flight.position for engine in conductor.pool.engines for flight in engine.flights}
+    open_positions = [position for position in range(step.num_groups) if position not in step.finished]
+    generated = [position for position in open_positions if not step.ledger.missing(position)]
+    waiting = [position for position in open_positions if position not in flying and position not in generated]
+    return [
+        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.num_taken} taken",
+        f"  positions that wait for an engine: {waiting}",
+        f"  positions that wait for their rewards: {generated}",
+    ]

@@ -16,6 +16,8 @@ class Step:
     """`handed_out` is the order in which the trainer sees groups: as they finish, or by position."""
 
     version: int
+    cursor: int
+    """Problems taken before this step."""
     problems: list[Problem]
     ledger: Ledger
     order: Literal["completion", "problem"]
@@ -27,6 +29,10 @@ class Step:
     dispatched_at_s: float | None = None
     """When the engines were ready and the first group could go out."""
     num_dispatched: int = 0
+    """Groups that went out at least once."""
+    num_retries: int = 0
+    num_hedged: int = 0
+    num_replaced: int = 0
     num_taken: int = 0
     num_scored: int = 0
     reward_errors: list[str] = field(default_factory=list)
@@ -36,6 +42,11 @@ class Step:
     @property
     def num_groups(self) -> int:
         return len(self.problems)
+
+    @property
+    def next_cursor(self) -> int:
+        """Problems taken so far, those that replaced others included."""
+        return self.cursor + self.num_groups + self.num_replaced
 
     @property
     def is_complete(self) -> bool:
@@ -62,6 +73,32 @@ class Step:
                 self.handed_out.append(self.finished[len(self.handed_out)])
         self.changed.set()
         return group
+
+    def restore(self, group: Group, now_s: float) -> bool:
+        """Take a group that an earlier process of this run finished, if it is one that this step expects."""
+        expected = 0 <= group.position < self.num_groups and group.step == self.version
+        if (
+            not expected
+            or self.problems[group.position].index != group.problem_index
+            or group.position in self.finished
+        ):
+            return False
+        for rollout in group.rollouts:
+            self.ledger.accept(group.position, rollout.index, rollout.policy_version, rollout.completion)
+        if self.ledger.missing(group.position):
+            self.ledger.forget(group.position)
+            return False
+        rewards = [rollout.reward for rollout in group.rollouts]
+        self.num_scored += sum(reward is not None for reward in rewards)
+        self.num_dispatched += 1
+        self.finish(group.position, group.prompt_ids, rewards, now_s)
+        return True
+
+    def replace(self, position: int, problem: Problem) -> None:
+        """Generate another problem at this position: the one that was there cannot be."""
+        self.problems[position] = problem
+        self.ledger.forget(position)
+        self.num_replaced += 1
 
     def groups_from(self, offset: int) -> list[Group]:
         """The groups from `offset` on, as many as one reply holds. Asking again for the same offset is harmless."""

@@ -17,8 +17,9 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
     dispatched_at_s = step.dispatched_at_s if step.dispatched_at_s is not None else step.opened_at_s
-    first_group_s = min(step.finished_at_s.values()) - dispatched_at_s
-    last_group_s = max(step.finished_at_s.values()) - dispatched_at_s
+    # Groups that an earlier process of the run had finished were there before the engines.
+    first_group_s = max(0.0, min(step.finished_at_s.values()) - dispatched_at_s)
+    last_group_s = max(0.0, max(step.finished_at_s.values()) - dispatched_at_s)
     return {
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
@@ -37,4 +38,7 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
         "onpolicy/violations": step.ledger.num_violations,
         "ledger/duplicates": step.ledger.num_duplicates,
         "ledger/refused": step.ledger.num_refused,
+        "dispatch/retries": step.num_retries,
+        "dispatch/hedged": step.num_hedged,
+        "groups/replaced": step.num_replaced,
     }

@@ -66,6 +66,9 @@ weights.keep
 weights.load_deadline_s
 conductor.host
 conductor.request_deadline_s
+conductor.max_attempts
+conductor.hedge_groups
+conductor.lease_s
 conductor.stall_deadline_s
 observe.view
 observe.samples_per_step

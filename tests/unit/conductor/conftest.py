@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from aiohttp.test_utils import TestServer
 from polyrhythm import wire
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
+from polyrhythm.conductor.engine_state import Limits
+from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.service import Service, sampling_of
 from polyrhythm.config import Config
 from polyrhythm.rewards.frames import RewardResult
@@ -33,15 +36,17 @@ class ScriptedEngine:
         self.events = events
         self.policy_version = -1
         self.url = ""
+        self.server: TestServer
         self.num_running = 0
+        self.requests: list[GenerateRequest] = []
         self.held: dict[str, asyncio.Event] = {}
         self.answer: Callable[[GenerateRequest, GenerateReply], Any] = lambda request, reply: reply
         self.load: Callable[[int], int | web.Response] = lambda version: version
         self.status_fails = False
 
-    def hold(self, request_id: str) -> asyncio.Event:
-        """The request is answered only after the event is set."""
-        return self.held.setdefault(request_id, asyncio.Event())
+    def hold(self, group: str) -> asyncio.Event:
+        """Requests for "<version>/<position>" are answered only after the event is set."""
+        return self.held.setdefault(group, asyncio.Event())
 
     def release_all(self) -> None:
         for event in self.held.values():
@@ -61,13 +66,16 @@ class ScriptedEngine:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == f"Bearer {TOKENS['generate']}"
         message = wire.decode(await request.read(), GenerateRequest)
-        self.events.append(("generate", self.name, message.request_id))
+        # Which group it is about, whatever the attempt: "<version>/<position>".
+        group = "/".join(message.request_id.split("/")[:2])
+        self.events.append(("generate", self.name, group))
+        self.requests.append(message)
         if message.policy_version != self.policy_version:
             return web.Response(status=409, text=f"this engine holds version {self.policy_version}")
         self.num_running += len(message.seeds)
         try:
-            if message.request_id in self.held:
-                await self.held[message.request_id].wait()
+            if group in self.held:
+                await self.held[group].wait()
             reply = self.answer(message, reply_to(message))
             if isinstance(reply, Exception):
                 assert request.transport is not None
@@ -77,7 +85,7 @@ class ScriptedEngine:
                 return reply
         finally:
             self.num_running -= len(message.seeds)
-        self.events.append(("answer", self.name, message.request_id))
+        self.events.append(("answer", self.name, group))
         return web.Response(body=wire.encode(reply), content_type=wire.CONTENT_TYPE)
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
@@ -189,7 +197,7 @@ class Stage:
 
     async def add_engine(self, name: str | None = None, join: bool = True) -> ScriptedEngine:
         engine = ScriptedEngine(name or f"engine-{len(self.engines)}", self.events)
-        server = TestServer(engine.application())
+        engine.server = server = TestServer(engine.application())
         await server.start_server()
         self._stack.push_async_callback(server.close)
         self._stack.callback(engine.release_all)
@@ -199,6 +207,16 @@ class Stage:
             status, body = await self.call("POST", "/engines/join", wire.JoinRequest(engine.name, engine.url))
             assert status == 200, body
         return engine
+
+    async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    def engine_state(self, name: str) -> str:
+        engine = self.conductor.pool.get(name)
+        assert engine is not None
+        return engine.health.state
 
     async def __aenter__(self) -> "Stage":
         self._session = await self._stack.enter_async_context(open_session())
@@ -220,9 +238,12 @@ class Stage:
 
 
 @pytest.fixture
-async def make_stage(monkeypatch) -> AsyncIterator[Callable]:
+async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
     """`stage = await make_stage(num_engines=2, order="problem", rollout={...})`."""
+    hasty = functools.partial(Limits, suspect_pause_s=0.05, load_pause_s=0.05)
+    monkeypatch.setattr("polyrhythm.conductor.conductor.Limits", hasty)
     monkeypatch.setattr("polyrhythm.conductor.conductor.LINGER_S", 0.05)
+    monkeypatch.setattr("polyrhythm.conductor.keeper.PROBE_INTERVAL_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(num_engines: int = 1, **changes: Any) -> Stage:
@@ -245,6 +266,7 @@ async def make_stage(monkeypatch) -> AsyncIterator[Callable]:
                 vocab_size=VOCAB_SIZE,
                 scorer=scorer,
                 writer=writer,
+                journal=Journal(tmp_path / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, TOKENS),
             )
             stage = await stack.enter_async_context(Stage(conductor, writer, scorer))
