@@ -1,7 +1,12 @@
 """Attention that also returns its log-sum-exp, so that parts over different keys can be merged exactly."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+# Elementwise kernels do the last elements of a tensor with scalar code, which rounds exp differently from vector code.
+_VECTOR_MULTIPLE = 32
 
 _cpu_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -32,3 +37,14 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor
     (first_output, first_logsumexp), (second_output, second_logsumexp) = first, second
     weight_of_second = torch.sigmoid(second_logsumexp - first_logsumexp).unsqueeze(-1)
     return torch.lerp(first_output, second_output, weight_of_second)
+
+
+def merge_rows(first: Sequence[Sequence[Tensor]], second: Sequence[Sequence[Tensor]], out: Tensor) -> None:
+    """`merge` for many requests at once, along the first dimension; a row's bits do not depend on the other rows."""
+    first_outputs, second_outputs = torch.cat([part[0] for part in first]), torch.cat([part[0] for part in second])
+    num_rows = len(first_outputs)
+    padding = first_outputs.new_zeros(-num_rows % _VECTOR_MULTIPLE, *first_outputs.shape[1:-1])
+    first_sums = torch.cat([*(part[1] for part in first), padding])
+    second_sums = torch.cat([*(part[1] for part in second), padding])
+    weight_of_second = torch.sigmoid(second_sums - first_sums)[:num_rows].unsqueeze(-1)
+    torch.lerp(first_outputs, second_outputs, weight_of_second, out=out)

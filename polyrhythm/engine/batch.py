@@ -1,4 +1,4 @@
-"""The decoding batch: which row decodes which completion. It is rebuilt when requests join or leave, else only moved on."""
+"""The decoding batch: which row decodes which completion. Rebuilt when requests join or leave, else moved on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _ROW_MULTIPLE = 8
 
 
 def padded_rows(num_rows: int) -> int:
-    """The number of rows a matrix product is done with: then a row's bits do not depend on how many others there are."""
+    """How many rows a matrix product is done with: a row's bits then do not depend on how many others there are."""
     return max(_MIN_ROWS, -(-num_rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 

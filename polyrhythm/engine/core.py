@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 class InferenceEngine:
     """Generates completions with one model and one version of its weights at a time.
 
-    Without a weight store it serves the model folder's own weights as version 0. `generate`, `load` and `status` are called on an
-    event loop; they hand work to the compute thread and wait for its answer. Cancelling `generate` frees what the request held.
+    Without a weight store it serves the model folder's own weights as version 0. `generate`, `load` and `status` are
+    called on an event loop; they hand work to the compute thread and wait for its answer. Cancelling `generate` frees
+    what the request held.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class InferenceEngine:
         return await asyncio.wrap_future(reply)
 
     async def load(self, version: int) -> None:
-        """Load and verify a version from the weight store; while this runs and after it failed the engine holds none."""
+        """Load and verify a version from the weight store; meanwhile, and after a failure, the engine holds none."""
         self._check_alive()
         if self._store is None:
             raise Refused("this engine serves a model folder and has no weight store to load from")

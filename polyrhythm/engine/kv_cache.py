@@ -1,7 +1,7 @@
 """Keys and values of running requests, in one preallocated block of token slots.
 
-A request holds one contiguous range of slots: first its prompt, stored once, then a strip of equal length for each of its
-completions. Contiguous strips let attention read plain views, without gathering and without masks.
+A request holds one contiguous range of slots: first its prompt, stored once, then a strip of equal length for each of
+its completions. Contiguous strips let attention read plain views, without gathering and without masks.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def slots_needed(prompt_length: int, num_strips: int, strip_length: int) -> int:
 
 
 class KvCache:
-    """The storage: [layer, slot, key or value, head, dim]. One slot more than asked for takes the writes of padding rows."""
+    """The storage: [layer, slot, key or value, head, dim]. One slot more takes what padding rows write."""
 
     def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, device: torch.device):
         shape = (num_layers, num_slots + 1, 2, num_heads, head_dim)

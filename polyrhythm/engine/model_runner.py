@@ -1,19 +1,20 @@
 """The forward pass of a transformers causal language model over the shared-prompt cache.
 
-Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key norms. Their layers are run here directly on the
-weights of the transformers module: query, key and value projections become one matrix product, gate and up another. The module's own
-parameters are views of the joined matrices, so weights loaded into the module are in use at once.
+Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key norms. Their layers are run here
+directly on the weights of the transformers module: query, key and value projections become one matrix product, gate and
+up another. The module's own parameters are views of the joined matrices, so weights loaded into it are in use at once.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyrhythm.engine.attention import attend, merge
+from polyrhythm.engine.attention import attend, merge, merge_rows
 from polyrhythm.engine.batch import DecodeBatch, padded_rows
 from polyrhythm.engine.kv_cache import KvCache, KvRange
 from polyrhythm.errors import UserError
@@ -76,7 +77,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Tensor:
-        """Run prompt tokens from position `start` on, store their keys and values, return the last one's hidden state [1, dim]."""
+        """Run prompt tokens from position `start` on and keep their keys and values; the last hidden state [1, dim]."""
         num_tokens = len(token_ids)
         num_rows = padded_rows(num_tokens)
         padding = num_rows - num_tokens
@@ -103,26 +104,31 @@ class ModelRunner:
         num_rows = batch.num_padded_rows
         repeats = self.num_heads // self.num_kv_heads
         window = -(-_MIN_QUERIES // repeats)
+        output = torch.zeros(num_rows, self.num_kv_heads, repeats, self.head_dim, device=self.device)
 
         def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             cache.write(layer, batch.slots, keys, values)
             folded = queries.unflatten(1, (self.num_kv_heads, repeats)).transpose(0, 1).contiguous()
-            output = torch.zeros(num_rows, self.num_kv_heads, repeats, self.head_dim, device=self.device)
+            prompt_parts, own_parts = [], []
             for span in batch.spans:
                 first = min(span.first_row, max(num_rows - window, 0))
                 last = max(span.last_row, first + window)
-                prompt_queries = folded[:, first:last].flatten(1, 2).unsqueeze(0)
-                prompt_keys, prompt_values = cache.prompt(layer, span.where, span.where.prompt_length)
-                prompt_output, prompt_sum = attend(
-                    prompt_queries, prompt_keys, prompt_values, scale=self._scale, causal=False
+                prompt = attend(
+                    folded[:, first:last].flatten(1, 2).unsqueeze(0),
+                    *cache.prompt(layer, span.where, span.where.prompt_length),
+                    scale=self._scale,
+                    causal=False,
                 )
                 mine = slice(span.first_row - first, span.last_row - first)
-                prompt_output = prompt_output[0].unflatten(1, (-1, repeats))[:, mine].transpose(0, 1)
-                prompt_sum = prompt_sum[0].unflatten(1, (-1, repeats))[:, mine].transpose(0, 1)
-                own_queries = folded[:, span.first_row : span.last_row].transpose(0, 1)
-                own_keys, own_values = cache.strips(layer, span.where, span.num_rows, span.own_length)
-                own = attend(own_queries, own_keys, own_values, scale=self._scale, causal=False)
-                output[span.first_row : span.last_row] = merge(own, (prompt_output, prompt_sum))
+                prompt_parts.append([part[0].unflatten(1, (-1, repeats)).transpose(0, 1)[mine] for part in prompt])
+                own = attend(
+                    folded[:, span.first_row : span.last_row].transpose(0, 1),
+                    *cache.strips(layer, span.where, span.num_rows, span.own_length),
+                    scale=self._scale,
+                    causal=False,
+                )
+                own_parts.append(own)
+            merge_rows(own_parts, prompt_parts, out=output[: batch.num_rows])
             return output.flatten(1)
 
         return self._trunk(batch.token_ids, batch.positions, attention)
@@ -158,7 +164,7 @@ def _rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
-def _load(model_dir: Path) -> nn.Module:
+def _load(model_dir: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -171,21 +177,21 @@ def _load(model_dir: Path) -> nn.Module:
     return model.to(device).eval().requires_grad_(False)
 
 
-def _check_supported(config) -> None:
+def _check_supported(config: Any) -> None:
     model_type = config.model_type
     if model_type not in SUPPORTED_MODEL_TYPES:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
         raise UserError(f"model type {model_type!r} is not supported by the embedded engine: it runs {supported}")
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
-        raise UserError(f"this {model_type} model uses sliding-window attention, which the embedded engine does not run")
+        raise UserError(f"this {model_type} model has sliding windows, which the embedded engine does not run")
     if config.hidden_act != "silu":
         raise UserError(f"activation {config.hidden_act!r} is not supported by the embedded engine: it runs silu")
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope_type in ("dynamic", "longrope"):
-        raise UserError(f"rope type {rope_type!r} depends on the prompt's length, which the embedded engine does not run")
+        raise UserError(f"rope type {rope_type!r} depends on the prompt: the embedded engine does not run it")
 
 
-def _joined(layer: nn.Module) -> Layer:
+def _joined(layer: Any) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     qkv, qkv_bias = _join_linears(attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up, gate_up_bias = _join_linears(mlp.gate_proj, mlp.up_proj)

@@ -1,9 +1,10 @@
 """Drawing tokens: a race of exponentials keyed by (seed, position, token), without noise for the whole vocabulary.
 
-The winner of argmax(p_i / E_i) over independent exponentials E_i has distribution p. The race is run in two rounds, first among
-blocks of the vocabulary by their total weight, then among the tokens of the winning block: the same distribution exactly, with
-noise for a few hundred candidates instead of for all tokens. Nothing but the row's own logits and key enters, so a token depends on
-neither the batch nor its order, and a small change of the weights changes few tokens.
+The winner of argmax(p_i / E_i) over independent exponentials E_i has distribution p. The race is run in two rounds,
+first among blocks of the vocabulary by their total weight, then among the tokens of the winning block: the same
+distribution exactly, with noise for a few hundred candidates instead of for all tokens. Nothing but the row's own
+logits and key enters, so a token depends on neither the batch nor its order, and a small change of the weights changes
+few tokens.
 """
 
 from dataclasses import dataclass
@@ -45,11 +46,11 @@ class Sampler:
         logits = logits[:num_rows]
         if np.any(draws.temperature_R != 1):
             logits.div_(torch.from_numpy(draws.temperature_R).to(logits.device).unsqueeze(1))
-        maximum = logits.amax(-1, keepdim=True)
-        weights = self._weights(logits, maximum)
+        weights = self._softmax(logits)
         blocks = weights.unflatten(1, (self.num_blocks, _BLOCK_SIZE))
         block_weights = blocks.sum(-1).cpu().numpy().astype(np.float64)
-        log_normalizer_R = maximum.squeeze(1).cpu().numpy() + np.log(block_weights.sum(-1))
+        # One long fp32 sum made the softmax; the sum of block sums is closer to the truth and corrects it.
+        normalizer_R = block_weights.sum(-1)
 
         filtered = np.flatnonzero((draws.top_p_R < 1) | (draws.top_k_R > 0))
         if len(filtered):
@@ -64,18 +65,20 @@ class Sampler:
         candidates = blocks[rows, torch.from_numpy(block).to(weights.device)].cpu().numpy().astype(np.float64)
         candidate_ids = (block * _BLOCK_SIZE)[:, None] + np.arange(_BLOCK_SIZE)
         winner = np.argmax(candidates / _exponentials(keys, candidate_ids.astype(np.uint64)), axis=1)
-        tokens = block * _BLOCK_SIZE + winner
-        drawn_logits = logits[rows, torch.from_numpy(tokens).to(logits.device)].cpu().numpy()
-        return tokens, (drawn_logits - log_normalizer_R[draws.rows]).astype(np.float32)
+        # Filters only zero other tokens' weights, so a drawn token still has its own.
+        drawn_weights = candidates[np.arange(len(winner)), winner]
+        logprobs = np.log(drawn_weights / normalizer_R[draws.rows]).astype(np.float32)
+        return block * _BLOCK_SIZE + winner, logprobs
 
-    def _weights(self, logits: Tensor, maximum: Tensor) -> Tensor:
-        """exp(logits - maximum), with zeros up to a whole number of blocks."""
+    def _softmax(self, logits: Tensor) -> Tensor:
+        """The softmax, with zeros up to a whole number of blocks."""
+        if self.vocab_size == self.num_blocks * _BLOCK_SIZE:
+            return torch.softmax(logits, -1)
         num_rows = logits.shape[0]
         if self._buffer.shape[0] < num_rows or self._buffer.device != logits.device:
             self._buffer = logits.new_zeros(num_rows, self.num_blocks * _BLOCK_SIZE)
-        weights = self._buffer[:num_rows]
-        torch.sub(logits, maximum, out=weights[:, : self.vocab_size]).exp_()
-        return weights
+        self._buffer[:num_rows, : self.vocab_size] = torch.softmax(logits, -1)
+        return self._buffer[:num_rows]
 
 
 def _filtered(weights: Tensor, top_p: NDArray[np.float32], top_k: NDArray[np.int64]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who runs when: requests in arrival order, joining and leaving between decoding steps. Bookkeeping only, no tensors."""
+"""Who runs when: requests in arrival order, joining and leaving between decoding steps. Bookkeeping, no tensors."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ class Scheduler:
             self.prefilling.append(self.waiting.popleft())
 
     def prefill_chunks(self) -> Iterator[tuple[ActiveRequest, list[int]]]:
-        """The prompt tokens to run before the next decoding step: all there are, or one chunk if others are decoding."""
+        """The prompt tokens to run before the next decoding step: all of them, or one chunk if others decode."""
         budget = PREFILL_CHUNK if self.running else None
         for active in list(self.prefilling):
             prompt_ids = active.request.prompt_ids

@@ -1,4 +1,4 @@
-"""The engine's HTTP server. Bodies are msgpack; errors are one line of text with the status that says whose mistake it was."""
+"""The engine's HTTP server. Bodies are msgpack; errors are one line of text, their status says whose mistake it was."""
 
 import asyncio
 import hmac
@@ -38,7 +38,7 @@ class ThreadsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_app(engine: InferenceEngine, tokens: dict[str, str]) -> web.Application:
-    """The routes of an engine. `tokens` holds the token of the scopes "generate" and "admin"; admin may do everything."""
+    """The routes of an engine. `tokens` holds those of the scopes "generate" and "admin"; admin may do everything."""
     app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[_errors_as_text])
     app[ENGINE] = engine
     app[TOKENS] = tokens
@@ -90,7 +90,10 @@ async def _join(join_url: str, request: wire.JoinRequest, token: str) -> None:
     timeout = aiohttp.ClientTimeout(total=_JOIN_DEADLINE_S)
     problem = "no answer"
     try:
-        async with asyncio.timeout(_JOIN_DEADLINE_S), aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        async with (
+            asyncio.timeout(_JOIN_DEADLINE_S),
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+        ):
             while True:
                 try:
                     async with session.post(f"{join_url}/engines/join", data=wire.encode(request)) as reply:

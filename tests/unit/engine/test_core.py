@@ -25,7 +25,9 @@ def engine_of(model_dir: Path, *, store=None, stop_at_eos=True, **config) -> Inf
 def request_of(rng: random.Random, *, prompt: int, seeds: int, version=0, **sampling) -> GenerateRequest:
     prompt_ids = [rng.randrange(VOCAB_SIZE) for _ in range(prompt)]
     settings = Sampling(**(dict(max_tokens=12) | sampling))
-    return GenerateRequest(f"r{rng.random()}", version, prompt_ids, [rng.getrandbits(63) for _ in range(seeds)], settings)
+    return GenerateRequest(
+        f"r{rng.random()}", version, prompt_ids, [rng.getrandbits(63) for _ in range(seeds)], settings
+    )
 
 
 def bits(completions: list[Completion]) -> list:

@@ -13,7 +13,7 @@ def test_allocated_ranges_never_overlap_and_everything_can_be_freed(actions):
         if allocate:
             start = allocator.allocate(size)
             if start is not None:
-                assert 0 <= start and start + size <= 100
+                assert start >= 0 and start + size <= 100
                 assert all(start + size <= other or other + length <= start for other, length in held)
                 held.append((start, size))
         elif held:

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from polyrhythm.engine.refusals import Refused
+from polyrhythm.engine.stops import StopStrings
+
+
+@pytest.fixture
+def stops_of(model_dir: Path):
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    finder = StopStrings(model_dir, vocab_size=300)
+
+    def completed(text: str, *stops: str) -> bool:
+        finder.prepare(stops)
+        return list(finder.completed(np.array([tokenizer(text).input_ids]), stops)) == [0]
+
+    return completed
+
+
+def test_a_stop_string_is_found_when_its_last_token_arrives(stops_of):
+    assert stops_of("3 + 4 = 7\n", "\n")
+    assert stops_of("Answer: done. END", "STOP", " END")
+    assert not stops_of("Answer: done. EN", " END")
+
+
+def test_a_stop_string_of_several_bytes_per_character_is_found(stops_of):
+    assert stops_of("x" * 50 + "caf\u00e9 \U0001f600", "\u00e9 \U0001f600")
+    assert not stops_of("x" * 50 + "caf\u00e9 \U0001f601", "\u00e9 \U0001f600")
+
+
+def test_a_stop_string_that_ends_in_a_space_is_found(stops_of):
+    assert stops_of("one two ", "two ")
+
+
+def test_stop_strings_without_a_tokenizer_are_refused(tmp_path: Path):
+    with pytest.raises(Refused, match="tokenizer"):
+        StopStrings(tmp_path, vocab_size=300).prepare(("a",))
