@@ -14,7 +14,7 @@ from pathlib import Path
 from polyrhythm.cluster.local import LocalRun
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.threads import num_cores, plan_threads
-from polyrhythm.config import Config, load_config
+from polyrhythm.config import load_config
 from polyrhythm.observe.metrics import read_metrics
 from polyrhythm.observe.view import make_view
 from polyrhythm.weights.pretrained import resolve_model

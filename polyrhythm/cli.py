@@ -45,9 +45,13 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: parser.print_help() or 0)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train a model: start engines, conductor and trainer on this machine", allow_abbrev=False)
+    train = commands.add_parser(
+        "train", help="train a model: start engines, conductor and trainer on this machine", allow_abbrev=False
+    )
     train.add_argument("config", nargs="*", type=Path, help="TOML files; later ones and flags override earlier ones")
-    train.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing"
+    )
     if chosen == "train":  # building a flag per key takes a moment that other commands need not wait for
         from polyrhythm.config import add_flags
 

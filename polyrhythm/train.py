@@ -26,7 +26,9 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, lane: Lan
         step.commit(trainer.metrics() | _times(lane))  # ledger, cursor and metrics move together
 
 
-def run_trainer(config: Config, run_dir: Path, model_dir: Path, conductor_url: str, token: str, store_root: Path) -> None:
+def run_trainer(
+    config: Config, run_dir: Path, model_dir: Path, conductor_url: str, token: str, store_root: Path
+) -> None:
     """Start one rank: load the policy, publish it as v0, train, and save what was learnt in the run folder."""
     from transformers import AutoTokenizer
 
@@ -41,7 +43,7 @@ def run_trainer(config: Config, run_dir: Path, model_dir: Path, conductor_url: s
         store.publish(trainer.policy, version=0)
     train(RolloutLoader(client, config, lane=lane), trainer, store, lane)
     with lane.doing("save"):
-        trainer.policy.save_pretrained(run_dir / "model")  # pyright: ignore
+        trainer.policy.save_pretrained(run_dir / "model")
         AutoTokenizer.from_pretrained(model_dir).save_pretrained(run_dir / "model")
 
 

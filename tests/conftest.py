@@ -17,7 +17,12 @@ torch.set_num_threads(1)  # tiny models: a second thread costs more than it brin
 def build_tiny_model(kind: str, seed: int = 0) -> torch.nn.Module:
     """Two layers of a Llama, Qwen2 or Qwen3 with grouped-query attention."""
     from transformers import (
-        LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
     )  # fmt: skip
 
     config_class, model_class = {
@@ -39,7 +44,9 @@ def tiny_policy(request: pytest.FixtureRequest) -> torch.nn.Module:
     return build_tiny_model(request.param)
 
 
-def make_group(position: int, *, step: int = 0, group_size: int = 4, seed: int = 0, version: int | None = None) -> Group:
+def make_group(
+    position: int, *, step: int = 0, group_size: int = 4, seed: int = 0, version: int | None = None
+) -> Group:
     """A group with random tokens and lengths from 1 to 9; about one group in four has no reward variance."""
     draw = random.Random(f"{seed}/{step}/{position}")
     rewards = [float(draw.random() < 0.5) for _ in range(group_size)] if position % 4 != 3 else [1.0] * group_size

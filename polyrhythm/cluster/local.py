@@ -114,7 +114,9 @@ class LocalRun:
     def _what_happened(self) -> str:
         """Name the parts that ended, those killed by a signal first: the others usually fell after them."""
         time.sleep(0.5)
-        ended = [part for part in self.parts if part.returncode not in (None, 0) or (part.must_stay and part.returncode == 0)]
+        ended = [
+            part for part in self.parts if part.returncode not in (None, 0) or (part.must_stay and part.returncode == 0)
+        ]
         if not ended:
             return "the conductor did not start in time"
         ended.sort(key=lambda part: (part.returncode or 0) >= 0)

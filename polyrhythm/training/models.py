@@ -8,6 +8,7 @@ import copy
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
 from polyrhythm.training.layout import Layout
@@ -18,7 +19,7 @@ class TriModel:
     """`score` asks the policy with gradients; `score_old` and `score_reference` ask the frozen copies without."""
 
     def __init__(
-        self, policy: torch.nn.Module, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
+        self, policy: PreTrainedModel, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
         longest_sequence: int | None = None,
     ):  # fmt: skip
         self.temperature = temperature
@@ -52,16 +53,15 @@ class TriModel:
                 old.copy_(new)
 
 
-def load_policy(model_dir: Path) -> torch.nn.Module:
+def load_policy(model_dir: Path) -> PreTrainedModel:
     """The model of a folder in fp32, on the accelerator if there is one."""
-    from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return policy.to(accelerator) if accelerator else policy
+    return policy.to(accelerator) if accelerator else policy  # pyright: ignore
 
 
-def _frozen_copy(model: torch.nn.Module) -> torch.nn.Module:
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     frozen = copy.deepcopy(model)
     frozen.requires_grad_(False)
     return frozen.eval()

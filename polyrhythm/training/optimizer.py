@@ -30,10 +30,10 @@ class Optimizer:
         if gradients:
             gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
             clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
-            torch._foreach_mul_(gradients, clip / divisor)  # the division and the clipping in one pass over memory
+            torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
             for group in self.adamw.param_groups:
                 group["lr"] = learning_rate
             self.adamw.step()
-            torch._foreach_zero_(gradients)  # kept, not freed: fresh pages cost more than zeroing
+            torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
         self.num_updates += 1
         return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import KL_LOSSES, clipped_policy_loss, group_divisor, kl_k1, kl_k3, token_weight
@@ -33,7 +34,7 @@ class _Sums:
 class Trainer:
     """One rank. Between two `optim_step`s it may be given any number of micro-batches in any order."""
 
-    def __init__(self, config: Config, policy: torch.nn.Module, lane: Lane | None = None):
+    def __init__(self, config: Config, policy: PreTrainedModel, lane: Lane | None = None):
         self.config = config
         longest = config.engine.context_length or None
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
@@ -47,7 +48,7 @@ class Trainer:
         self.update_metrics: dict[str, float] = {}
 
     @property
-    def policy(self) -> torch.nn.Module:
+    def policy(self) -> PreTrainedModel:
         return self.models.policy
 
     def begin_step(self, version: int) -> None:

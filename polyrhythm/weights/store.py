@@ -169,7 +169,7 @@ def _safetensors_header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[s
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore
 
 
 def _write_all(file, content: memoryview) -> None:

@@ -17,7 +17,17 @@ LEVELS = {
     "engine": 3, "conductor": 3, "loader": 3, "training": 3,
     "cluster": 4, "train": 5, "cli": 6, "__main__": 7,
 }  # fmt: skip
-WITHOUT_TORCH = ["conductor.service", "loader", "tasks", "rewards", "rewards.worker", "observe.view", "tokenizer", "cluster.local", "cli"]
+WITHOUT_TORCH = [
+    "conductor.service",
+    "loader",
+    "tasks",
+    "rewards",
+    "rewards.worker",
+    "observe.view",
+    "tokenizer",
+    "cluster.local",
+    "cli",
+]
 
 
 def room_of(path: Path) -> str:
@@ -29,7 +39,9 @@ def imported_rooms(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         modules = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            modules = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names if node.module == "polyrhythm"]
+            modules = [node.module] + [
+                f"{node.module}.{alias.name}" for alias in node.names if node.module == "polyrhythm"
+            ]
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         rooms |= {m.split(".")[1] for m in modules if m.startswith("polyrhythm.")}

@@ -38,6 +38,7 @@ rollout.top_k
 rollout.stop
 reward.num_workers
 reward.deadline_s
+reward.memory_mb
 algorithm.advantage
 algorithm.aggregation
 algorithm.clip_low

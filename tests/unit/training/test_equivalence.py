@@ -5,12 +5,12 @@ import random
 
 import pytest
 import torch
-from tests.conftest import ScriptedSource, build_tiny_model, make_group
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
+from tests.conftest import ScriptedSource, build_tiny_model, make_group
 
 NUM_GROUPS = 12
 

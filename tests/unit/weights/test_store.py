@@ -1,0 +1,110 @@
+"""Weights move whole: published by rename, verified before they are used."""
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polyrhythm.errors import RunError
+from polyrhythm.weights.store import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError, WeightStore, weights_of
+from tests.conftest import build_tiny_model
+
+
+@pytest.fixture
+def store(tmp_path) -> WeightStore:
+    return WeightStore(tmp_path / "weights", keep=2)
+
+
+def perturbed(model: torch.nn.Module, amount: float) -> torch.nn.Module:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(amount)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_loaded_version_has_the_published_bits(store, kind):
+    model, other = build_tiny_model(kind), build_tiny_model(kind, seed=1)
+    store.publish(model, 0)
+    store.load_into(other, 0)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name
+
+
+def test_a_snapshot_is_an_ordinary_safetensors_file(store):
+    model = build_tiny_model("llama")
+    tensors = load_file(store.publish(model, 3) / WEIGHTS_FILE)
+    assert tensors.keys() == weights_of(model).keys()
+    assert "lm_head.weight" not in tensors, "tied weights are written once"
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in weights_of(model).items())
+
+
+def test_old_versions_go_and_their_space_is_used_again(store):
+    model = build_tiny_model("llama")
+    inodes = []
+    for version in range(6):
+        folder = store.publish(perturbed(model, 0.01), version)
+        inodes.append((folder / WEIGHTS_FILE).stat().st_ino)
+        assert store.versions() == list(range(max(0, version - 1), version + 1))
+        other = build_tiny_model("llama", seed=1)
+        store.load_into(other, version)
+        assert torch.equal(next(other.parameters()), next(model.parameters()))
+    assert len(set(inodes)) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest", "other version"])
+def test_a_damaged_snapshot_is_refused_and_the_model_left_alone(store, damage):
+    folder = store.publish(build_tiny_model("llama"), 1)
+    weights, manifest = folder / WEIGHTS_FILE, folder / MANIFEST_FILE
+    content = bytearray(weights.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+        weights.write_bytes(content)
+    elif damage == "truncate":
+        weights.write_bytes(content[:-100])
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "bad manifest":
+        manifest.write_text("{")
+    else:
+        manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(store.read_manifest(1), version=2)))
+    target = build_tiny_model("llama", seed=1)
+    before = [parameter.clone() for parameter in target.parameters()]
+    with pytest.raises(SnapshotError):
+        store.load_into(target, 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, target.parameters(), strict=True))
+
+
+def test_another_model_is_refused(store):
+    store.publish(build_tiny_model("llama"), 0)
+    with pytest.raises(SnapshotError, match="another model"):
+        store.load_into(build_tiny_model("qwen3"), 0)
+
+
+@pytest.mark.parametrize("version", [-1, "../v00000000", "0", 1.0])
+def test_only_a_number_names_a_version(store, version):
+    with pytest.raises(SnapshotError, match="not a version number"):
+        store.folder(version)
+
+
+def test_a_failed_publication_leaves_no_version_behind(store, monkeypatch):
+    model = build_tiny_model("llama")
+    store.publish(model, 0)
+
+    def disk_full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("polyrhythm.weights.store._write_all", disk_full)
+    with pytest.raises(RunError, match=r"publishing weights v1 .* No space left on device: make room"):
+        store.publish(model, 1)
+    assert store.versions() == [0]
+    store.load_into(build_tiny_model("llama", seed=1), 0)
+
+
+def test_a_version_can_be_published_again(store):
+    model = build_tiny_model("llama")
+    store.publish(model, 0)
+    store.publish(perturbed(model, 0.5), 0)
+    other = build_tiny_model("llama", seed=1)
+    store.load_into(other, 0)
+    assert torch.equal(next(other.parameters()), next(model.parameters()))
