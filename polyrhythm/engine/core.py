@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from polyrhythm.engine.batch import DecodeBatch, draws_of
 from polyrhythm.engine.model_runner import ModelRunner
 from polyrhythm.engine.refusals import Busy, EngineFailed, Refused, WrongVersion
 from polyrhythm.engine.sampler import Draws, Sampler
-from polyrhythm.engine.scheduler import ActiveRequest, Scheduler
+from polyrhythm.engine.scheduler import ActiveRequest, NewToken, Scheduler
 from polyrhythm.engine.stops import StopStrings
 from polyrhythm.weights.store import WeightStore
 from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest
@@ -77,8 +78,13 @@ class InferenceEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def generate(self, request: GenerateRequest) -> GenerateReply:
-        """The completions of a request; raises `Refused` if it cannot be run as asked."""
+    async def generate(
+        self, request: GenerateRequest, on_tokens: Callable[[list[NewToken]], object] | None = None
+    ) -> GenerateReply:
+        """The completions of a request; raises `Refused` if it cannot be run as asked.
+
+        `on_tokens` is called on the event loop with the tokens of each decoding step.
+        """
         self._check_alive()
         self._scheduler.check(request)
         if request.sampling.stop:
@@ -91,7 +97,8 @@ class InferenceEngine:
         reply: Future[GenerateReply] = Future()
         self._replies[reply] = len(request.seeds)
         reply.add_done_callback(lambda done: self._replies.pop(done))
-        self._inbox.put(lambda: self._scheduler.add(ActiveRequest(request, reply)))
+        deliver = partial(asyncio.get_running_loop().call_soon_threadsafe, on_tokens) if on_tokens else None
+        self._inbox.put(lambda: self._scheduler.add(ActiveRequest(request, reply, deliver)))
         return await asyncio.wrap_future(reply)
 
     async def load(self, version: int) -> None:
@@ -129,6 +136,20 @@ class InferenceEngine:
         self._closing.set()
         self._inbox.put(lambda: None)
         await asyncio.to_thread(self._thread.join, _CLOSE_DEADLINE_S)
+
+    @property
+    def context_length(self) -> int:
+        return self._runner.context_length
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """How many tokens the key/value cache has room for."""
+        return self._cache.padding_slot
+
+    @property
+    def num_kv_tokens_used(self) -> int:
+        """Those that running requests hold, used or reserved."""
+        return self._scheduler.num_slots_used
 
     @property
     def is_alive(self) -> bool:
@@ -226,9 +247,12 @@ class InferenceEngine:
         first = 0
         for request in requests:
             last = first + request.num_active
+            drawn_for = request.strips.copy() if request.on_tokens else None
             request.append(tokens[first:last], logprobs[first:last])
             first = last
             changed |= self._finish_completions(request)
+            if request.on_tokens and drawn_for is not None:
+                request.on_tokens(request.newest(drawn_for))
         if changed or self._batch is None or self._draws is None:
             self._batch = self._draws = None
         else:

@@ -17,6 +17,10 @@ class SlotAllocator:
         self.num_slots = num_slots
         self._free: list[tuple[int, int]] = [(0, num_slots)]
 
+    @property
+    def num_free(self) -> int:
+        return sum(end - start for start, end in list(self._free))
+
     def allocate(self, num_slots: int) -> int | None:
         """The first slot of a free range of this length, or None if there is none now."""
         for index, (start, end) in enumerate(self._free):

@@ -1,9 +1,10 @@
 """Who runs when: requests in arrival order, joining and leaving between decoding steps. Bookkeeping, no tensors."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,15 @@ PREFILL_CHUNK = 256
 _SEED_MASK = 2**64 - 1
 
 
+class NewToken(NamedTuple):
+    """A token just drawn for a completion of a request; the last one says why the completion ends."""
+
+    completion: int
+    token_id: int
+    logprob: float
+    finish_reason: FinishReason | None
+
+
 @dataclass(eq=False)
 class ActiveRequest:
     """A request and how far it is. Its unfinished completions decode in lockstep, one strip of the cache each."""
@@ -25,6 +35,8 @@ class ActiveRequest:
     request: GenerateRequest
     reply: Future[GenerateReply]
     """Where the answer goes; a client that no longer waits cancels it."""
+    on_tokens: Callable[[list[NewToken]], object] | None = None
+    """Told every token as it is drawn."""
     where: KvRange = field(init=False)
     """Given when the request is admitted."""
     num_prefilled: int = 0
@@ -65,6 +77,17 @@ class ActiveRequest:
         self.strips[strip] = self.strips[last]
         self.strips = self.strips[:last]
         return last
+
+    def newest(self, completions: NDArray[np.int64]) -> list[NewToken]:
+        """The last token of these completions, which were unfinished before it."""
+        last = self.num_generated - 1
+        return [
+            NewToken(index, int(self.tokens[index, last]), float(self.logprobs[index, last]), self._reason(index))
+            for index in completions.tolist()
+        ]
+
+    def _reason(self, index: int) -> FinishReason | None:
+        return self.finished[index][1] if index in self.finished else None
 
     def completions(self) -> list[Completion]:
         """The finished completions in the order of the seeds."""
@@ -116,6 +139,10 @@ class Scheduler:
     def num_rows_admitted(self) -> int:
         """Rows that were given to requests still unfinished, those of their finished completions included."""
         return sum(len(request.request.seeds) for request in [*self.prefilling, *self.running])
+
+    @property
+    def num_slots_used(self) -> int:
+        return self._slots.num_slots - self._slots.num_free
 
     def admit(self) -> None:
         """Start waiting requests in arrival order, as long as the next one fits: none is overtaken, so none starves."""
