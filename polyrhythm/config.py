@@ -29,17 +29,17 @@ class TaskConfig(Section):
 class RolloutConfig(Section):
     """How much is generated in a step, and how it is sampled."""
 
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Completions per problem; their rewards are compared with one another."""
-    groups_per_step: int = Field(8, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
     """Problems per step."""
-    max_tokens: int = Field(64, ge=1)
+    max_tokens: int = Field(default=64, ge=1)
     """Most tokens of a completion."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer scores the same tempered distribution."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, gt=0, le=1)
     """Keep the smallest set of tokens with this much probability; 1 is off."""
-    top_k: int = Field(0, ge=0)
+    top_k: int = Field(default=0, ge=0)
     """Keep this many most likely tokens; 0 is off."""
     stop: list[str] = []
     """Strings that end a completion, in addition to the task's own and the end-of-text token."""
@@ -48,10 +48,12 @@ class RolloutConfig(Section):
 class RewardConfig(Section):
     """The worker processes that score rollouts."""
 
-    num_workers: int = Field(1, ge=1)
+    num_workers: int = Field(default=1, ge=1)
     """Reward worker processes."""
-    deadline_s: float = Field(10.0, gt=0)
+    deadline_s: float = Field(default=10.0, gt=0)
     """A reward that takes longer is stopped and its rollout excluded."""
+    memory_mb: int = Field(4096, ge=0)
+    """Address space of a reward worker; 0 is no limit."""
 
 
 class AlgorithmConfig(Section):
@@ -61,11 +63,11 @@ class AlgorithmConfig(Section):
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
     aggregation: Literal["token_mean", "sequence_mean", "constant", "group_token_mean"] = "token_mean"
     """How token losses become one number; see docs/losses.md."""
-    clip_low: float = Field(0.2, ge=0)
+    clip_low: float = Field(default=0.2, ge=0)
     """The probability ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
     """The probability ratio is clipped above at 1 + clip_high."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference model; 0 means there is no reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """k1 is subtracted from the reward; k2 and k3 are added to the loss."""
@@ -74,44 +76,44 @@ class AlgorithmConfig(Section):
 class EngineConfig(Section):
     """The embedded inference engines."""
 
-    num: int = Field(1, ge=1)
+    num: int = Field(default=1, ge=1)
     """Engine processes to start."""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(default=0, ge=0)
     """CPU threads of each engine; 0 divides the machine between the processes."""
-    max_batch: int = Field(64, ge=1)
+    max_batch: int = Field(default=64, ge=1)
     """Most completions that decode together in one engine."""
-    context_length: int = Field(0, ge=0)
+    context_length: int = Field(default=0, ge=0)
     """Longest prompt plus completion; 0 takes the model's own limit."""
-    kv_tokens: int = Field(0, ge=0)
+    kv_tokens: int = Field(default=0, ge=0)
     """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
-    start_deadline_s: float = Field(120.0, gt=0)
+    start_deadline_s: float = Field(default=120.0, gt=0)
     """An engine must have joined within this time."""
 
 
 class TrainingConfig(Section):
     """The trainer."""
 
-    learning_rate: float = Field(1e-5, ge=0)
+    learning_rate: float = Field(default=1e-5, ge=0)
     """Peak learning rate of AdamW."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from zero."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """AdamW weight decay."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW first-moment decay."""
-    adam_beta2: float = Field(0.95, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
     """AdamW second-moment decay."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are clipped to this norm after they were divided by the step's totals."""
-    tokens_per_micro_batch: int = Field(4096, ge=1)
+    tokens_per_micro_batch: int = Field(default=4096, ge=1)
     """Token budget of one forward and backward pass."""
-    updates_per_step: int = Field(1, ge=1)
+    updates_per_step: int = Field(default=1, ge=1)
     """Optimizer updates per step; above 1 the old policy is kept for the probability ratio."""
     share_prompt: Literal["auto", "always", "never"] = "auto"
     """Compute a prompt once for all its completions."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(default=0, ge=0)
     """CPU threads of the trainer; 0 divides the machine between the processes."""
 
 
@@ -120,9 +122,9 @@ class WeightsConfig(Section):
 
     root: str = ""
     """Folder of the snapshots; empty: shared memory if they fit there, else the run folder."""
-    keep: int = Field(2, ge=2)
+    keep: int = Field(default=2, ge=2)
     """Snapshots kept; older ones are removed."""
-    load_deadline_s: float = Field(60.0, gt=0)
+    load_deadline_s: float = Field(default=60.0, gt=0)
     """An engine must have loaded and verified a new version within this time."""
 
 
@@ -131,15 +133,15 @@ class ConductorConfig(Section):
 
     host: str = "127.0.0.1"
     """Address the servers of this run bind."""
-    request_deadline_s: float = Field(300.0, gt=0)
+    request_deadline_s: float = Field(default=300.0, gt=0)
     """A generation request must be answered within this time."""
-    max_attempts: int = Field(8, ge=1)
+    max_attempts: int = Field(default=8, ge=1)
     """A group is asked for this often, of one engine after another, before its problem is replaced."""
-    hedge_groups: int = Field(0, ge=0)
+    hedge_groups: int = Field(default=0, ge=0)
     """The last so many groups of a step are also asked of idle engines; the first answer counts. 0 is off."""
-    lease_s: float = Field(60.0, gt=0)
+    lease_s: float = Field(default=60.0, gt=0)
     """An engine that gave no sign of life for this long is gone; it may join again."""
-    stall_deadline_s: float = Field(600.0, gt=0)
+    stall_deadline_s: float = Field(default=600.0, gt=0)
     """The run ends, with the cause, when nothing has happened for this long."""
 
 
@@ -148,7 +150,7 @@ class ObserveConfig(Section):
 
     view: Literal["auto", "live", "plain", "none"] = "auto"
     """Live terminal view, plain lines, or nothing; auto chooses by the terminal."""
-    samples_per_step: int = Field(4, ge=0)
+    samples_per_step: int = Field(default=4, ge=0)
     """Completions written to samples.jsonl at each step."""
 
 
@@ -159,9 +161,9 @@ class Config(BaseSettings):
 
     model: str = "smollm2-135m"
     """A local folder, a hub id, or the built-in name smollm2-135m."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Seed of the problem order and of every completion."""
-    num_steps: int = Field(20, ge=1)
+    num_steps: int = Field(default=20, ge=1)
     """Steps to train."""
     output_dir: str = "runs"
     """Run folders are made in here, named by time."""

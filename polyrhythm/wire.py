@@ -104,5 +104,8 @@ def encode(message: Any) -> bytes:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decode and check a message; `msgspec.ValidationError` or `DecodeError` says what is wrong with it."""
-    return msgspec.msgpack.decode(body, type=kind)
+    """Decode and check a message; `msgspec.DecodeError` says what is wrong with it."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:  # msgspec lets these two through
+        raise msgspec.DecodeError(str(error)) from error

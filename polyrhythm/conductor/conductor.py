@@ -182,7 +182,9 @@ class Conductor:
             return
         if not step.is_complete:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
-        step.metrics = step_metrics(step, time.monotonic()) | request.metrics
+        engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
+        self.pool.num_lost = 0
+        step.metrics = step_metrics(step, time.monotonic()) | engines | request.metrics
         self.last_metrics = step.metrics
         self.last_samples = self._samples(step)
         self.history["reward"].append(step.metrics["reward/mean"])
@@ -264,7 +266,7 @@ class Conductor:
             now_s = time.monotonic()
             undecided = [engine for engine in self.pool.present if self._keeper.is_undecided(engine)]
             num_joined = len(self.pool.engines)
-            if self.pool.can_serve(step.version):
+            if self.pool.num_serving(step.version):
                 first_ready_s = first_ready_s or now_s
                 patience_s = max(MIN_PATIENCE_S, first_ready_s - step.opened_at_s)
                 if (not undecided and num_joined >= self.config.engine.num) or now_s > first_ready_s + patience_s:
@@ -274,7 +276,7 @@ class Conductor:
     def _check_for_engines(self) -> None:
         """A step that no engine can serve for too long ends the run."""
         step, now_s = self.step, time.monotonic()
-        if step is None or step.is_complete or self.pool.can_serve(step.version):
+        if step is None or step.is_complete or self.pool.num_serving(step.version):
             self._servable_s = now_s
             return
         deadline_s = self.config.engine.start_deadline_s

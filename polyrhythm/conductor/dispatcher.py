@@ -196,8 +196,7 @@ class Dispatcher:
         else:
             engine.health.request_failed(str(error), now_s)
         if engine.health.state is EngineState.QUARANTINED:
-            engine.abandon_flights()
-            engine.wake.set()
+            self._pool.give_up(engine)
 
     def _try_again(self, work: Work, flight: Flight, error: EngineError) -> None:
         work.num_attempts += 1

@@ -70,6 +70,7 @@ class EngineKeeper:
         except EngineError as error:
             log.warning("engine %s did not load version %d: %s", engine.name, version, error)
             engine.health.load_failed(f"did not load version {version}: {error}", time.monotonic())
+            self._pool.give_up(engine)
         else:
             engine.saw(status, time.monotonic())
             engine.health.load_succeeded(version, time.monotonic())
@@ -97,5 +98,5 @@ class EngineKeeper:
         """The engine's state has changed: what it was working on goes elsewhere if it is trusted no more."""
         log.info("engine %s is %s: %s", engine.name, engine.health.state, engine.health.cause)
         if engine.health.state is EngineState.QUARANTINED:
-            engine.abandon_flights()
+            self._pool.give_up(engine)
         self._pool.changed.set()

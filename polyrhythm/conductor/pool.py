@@ -62,11 +62,6 @@ class Engine:
             self.progress_at_s = now_s
         self.status, self.probed_at_s = status, now_s
 
-    def abandon_flights(self) -> None:
-        """Nothing is expected of this engine any more: what it was working on can go elsewhere."""
-        for flight in self.flights:
-            flight.abandon()
-
 
 @dataclass
 class EnginePool:
@@ -74,6 +69,8 @@ class EnginePool:
 
     groups_per_engine: int
     changed: Change = field(default_factory=Change)
+    num_lost: int = 0
+    """How often an engine was given up since the last step was committed."""
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
     _engines: dict[str, Engine] = field(default_factory=dict)
 
@@ -97,14 +94,23 @@ class EnginePool:
 
     def dismiss(self, engine: Engine, cause: str) -> None:
         engine.health.leave(cause, time.monotonic())
-        engine.abandon_flights()
+        self._abandon_flights(engine)
+
+    def give_up(self, engine: Engine) -> None:
+        """The engine is quarantined: what it was working on goes elsewhere."""
+        self.num_lost += 1
+        self._abandon_flights(engine)
+
+    def _abandon_flights(self, engine: Engine) -> None:
+        for flight in engine.flights:
+            flight.abandon()
         engine.wake.set()
         self.changed.set()
 
-    def can_serve(self, version: int) -> bool:
-        """Whether any engine holds `version` and is trusted, busy or not."""
+    def num_serving(self, version: int) -> int:
+        """How many engines hold `version` and are trusted, busy or not."""
         trusted = (EngineState.READY, EngineState.SUSPECT)
-        return any(e.health.policy_version == version and e.health.state in trusted for e in self._engines.values())
+        return sum(e.health.policy_version == version and e.health.state in trusted for e in self._engines.values())
 
     def least_loaded(self, version: int, now_s: float, avoid: str = "") -> Engine | None:
         """The engine that may serve `version` and has the most room, `avoid` only if there is no other."""

@@ -153,7 +153,8 @@ async def run_conductor(
 
     task = make_task(config.task)
     tokenizer = Tokenizer(model_dir)
-    rewards = RewardPool(task.reward, config.reward.num_workers, config.reward.deadline_s)
+    limits = config.reward
+    rewards = RewardPool(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
     with MetricsWriter(run_dir) as writer:
         async with open_session() as session, rewards:
             conductor = Conductor(

@@ -40,11 +40,11 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
     return function
 
 
-def check_reward_importable(spec: str) -> None:
-    """Raise UserError unless a worker, with its scrubbed environment, can import the reward."""
+def check_reward_importable(spec: str, memory_mb: int = 0) -> None:
+    """Raise UserError unless a worker, with its scrubbed environment and its limits, can import the reward."""
     try:
         done = subprocess.run(
-            worker_command(spec),
+            worker_command(spec, memory_mb),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -61,8 +61,8 @@ def check_reward_importable(spec: str) -> None:
         raise UserError(hello.error)
 
 
-def worker_command(spec: str) -> list[str]:
-    return [sys.executable, "-m", "polyrhythm.rewards.worker", spec]
+def worker_command(spec: str, memory_mb: int) -> list[str]:
+    return [sys.executable, "-m", "polyrhythm.rewards.worker", spec, str(memory_mb)]
 
 
 def worker_environment() -> dict[str, str]:

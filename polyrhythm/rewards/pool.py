@@ -31,10 +31,14 @@ class Worker:
         self._process = process
 
     @classmethod
-    async def start(cls, reward: str) -> "Worker":
+    async def start(cls, reward: str, memory_mb: int) -> "Worker":
         # A session of its own: killing the group ends what the reward started, and Ctrl-C reaches only the pool.
         process = await asyncio.create_subprocess_exec(
-            *worker_command(reward), stdin=PIPE, stdout=PIPE, env=worker_environment(), start_new_session=True
+            *worker_command(reward, memory_mb),
+            stdin=PIPE,
+            stdout=PIPE,
+            env=worker_environment(),
+            start_new_session=True,
         )
         worker = cls(process)
         try:
@@ -95,8 +99,9 @@ class RewardPool:
         result = await rewards.score({"answer": 4}, "2+2=", "4", [52])
     """
 
-    def __init__(self, reward: str, num_workers: int, deadline_s: float):
+    def __init__(self, reward: str, num_workers: int, deadline_s: float, memory_mb: int = 0):
         self._reward = reward
+        self._memory_mb = memory_mb
         self._num_workers = num_workers
         self._deadline_s = deadline_s
         # None stands for a worker that was lost: whoever takes it starts a new one.
@@ -106,7 +111,9 @@ class RewardPool:
     async def __aenter__(self) -> "RewardPool":
         try:
             async with asyncio.TaskGroup() as tasks:
-                starts = [tasks.create_task(Worker.start(self._reward)) for _ in range(self._num_workers)]
+                starts = [
+                    tasks.create_task(Worker.start(self._reward, self._memory_mb)) for _ in range(self._num_workers)
+                ]
         except* (WorkerLost, TimeoutError) as group:
             raise RunError(f"reward worker did not start: {group.exceptions[0]}") from group
         for start in starts:
@@ -123,7 +130,10 @@ class RewardPool:
         self, columns: dict[str, Any], prompt: str | list[ChatMessage], completion_text: str, completion_ids: list[int]
     ) -> RewardResult:
         """The reward, or None with the error. A worker that dies or hangs costs one more attempt, then the rollout."""
-        frame = pack_frame(ScoreRequest(columns, prompt, completion_text, completion_ids))
+        try:
+            frame = pack_frame(ScoreRequest(columns, prompt, completion_text, completion_ids))
+        except (TypeError, ValueError, OverflowError) as error:
+            return RewardResult(reward=None, error=f"the problem's columns cannot be sent to a worker: {error}")
         result = RewardResult(reward=None)
         for _ in range(NUM_ATTEMPTS):
             try:
@@ -138,7 +148,7 @@ class RewardPool:
         worker = await self._idle.get()
         healthy = False
         try:
-            worker = worker or await Worker.start(self._reward)
+            worker = worker or await Worker.start(self._reward, self._memory_mb)
             result = await worker.ask(frame, self._deadline_s)
             healthy = True
             return result

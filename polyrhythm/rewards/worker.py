@@ -1,4 +1,4 @@
-"""A reward worker: `python -m polyrhythm.rewards.worker module:function`, frames on stdin and stdout.
+"""A reward worker: `python -m polyrhythm.rewards.worker module:function memory_mb`, frames on stdin and stdout.
 
 It ends when its stdin closes, or with the process that started it, even in the middle of a reward that hangs.
 """
@@ -8,6 +8,7 @@ import ctypes
 import inspect
 import math
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from polyrhythm.rewards import resolve_reward
 from polyrhythm.rewards.frames import Hello, RewardResult, ScoreRequest, pack_frame, read_frame
 
 MAX_ERROR_CHARS = 500
+MAX_FILE_BYTES = 2**30
+MAX_OPEN_FILES = 256
 PR_SET_PDEATHSIG = 1
 
 
@@ -26,6 +29,7 @@ def main() -> None:
     if sys.platform == "linux":
         # A hanging reward that holds the interpreter lock never sees stdin close.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limit_resources(memory_mb=int(sys.argv[2]))
     requests = os.fdopen(os.dup(0), "rb")
     results = os.fdopen(os.dup(1), "wb")
     # What the reward prints, or a child of it reads, must not touch the frames.
@@ -42,6 +46,21 @@ def main() -> None:
     while (request := read_frame(requests, ScoreRequest)) is not None:
         results.write(pack_frame(score(request)))
         results.flush()
+
+
+def limit_resources(memory_mb: int) -> None:
+    """What a reward may use of the machine; its time is limited by the pool. A limit that is tighter already stays."""
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ]
+    if memory_mb:
+        limits.append((resource.RLIMIT_AS, memory_mb * 2**20))
+    for kind, limit in limits:
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardResult]:
@@ -63,7 +82,8 @@ def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardRe
                 result = asyncio.run(result)
             return RewardResult(reward=single_number(result))
         except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
-            return RewardResult(reward=None, error=f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            return RewardResult(reward=None, error=said.encode(errors="replace").decode())
 
     return score
 

@@ -32,6 +32,10 @@ def raises(completions):
     raise KeyError("no such answer")
 
 
+def raises_half_a_character(completions):
+    raise ValueError("\ud800")
+
+
 def not_finite(completions):
     return [float("nan")]
 
@@ -72,6 +76,16 @@ def dies_once(marker):
 
 def dies(completions):
     os._exit(7)
+
+
+def takes_memory(completions):
+    return len(bytearray(2**30))
+
+
+def writes_a_large_file(path):
+    with open(path[0], "wb") as file:
+        file.truncate(2**31)
+    return 1
 
 
 def process_id(completions):

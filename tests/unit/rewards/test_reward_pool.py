@@ -1,4 +1,5 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,19 @@ from polyrhythm.rewards.frames import RewardResult
 from polyrhythm.rewards.pool import RewardPool
 
 SAMPLES = "reward_samples"
+HANGING_PARENT = """
+import asyncio
+from polyrhythm.rewards.pool import RewardPool
+
+async def main():
+    async with RewardPool("reward_samples:hangs_holding_the_lock", 1, 600) as rewards:
+        asking = asyncio.create_task(rewards.score({}, "", "", []))
+        await asyncio.sleep(0.3)
+        print("asked", flush=True)
+        await asking
+
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +56,7 @@ async def test_a_reward_gets_the_keywords_it_asks_for(name, columns, reward):
     ("name", "error"),
     [
         ("raises", "KeyError: 'no such answer'"),
+        ("raises_half_a_character", "ValueError: ?"),
         ("not_finite", "not a finite number"),
         ("nothing", "returned None"),
         ("two_values", "2 values for one completion"),
@@ -82,6 +97,34 @@ async def test_a_worker_does_not_see_secrets(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert (await score("environment", variable="HF_TOKEN")).reward == 0
     assert (await score("environment", variable="PATH")).reward == 1
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800", 2**70])
+async def test_columns_that_cannot_be_sent_exclude_the_rollout(value):
+    assert "columns cannot be sent" in str((await score("everything", answer=value)).error)
+
+
+async def test_a_worker_has_limits(tmp_path):
+    async with RewardPool(f"{SAMPLES}:takes_memory", num_workers=1, deadline_s=20, memory_mb=800) as rewards:
+        assert "MemoryError" in str((await rewards.score({}, "", "", [])).error)
+    assert "File too large" in str((await score("writes_a_large_file", path=str(tmp_path / "large"))).error)
+
+
+def test_a_worker_that_hangs_ends_with_the_process_that_started_it(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", HANGING_PARENT], stdout=subprocess.PIPE, cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"asked\n"
+        (worker,) = psutil.Process(parent.pid).children()
+        assert worker.is_running()
+    finally:
+        parent.kill()
+        parent.wait(10)
+        parent.stdout.close()
+    assert not psutil.wait_procs([worker], timeout=10)[1]
 
 
 async def test_a_pool_whose_reward_cannot_be_imported_does_not_start():
