@@ -35,7 +35,7 @@ def make_environment(name: str) -> Path:
     _say(f"{name}: making {folder}")
     shutil.rmtree(folder, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(folder)])
-    pip = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+    pip = [str(python_of(name)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     constraints = str(constraints_of(name))
     _say(f"{name}: installing torch")
     _run([*pip, "--constraint", constraints, "torch"])

@@ -8,16 +8,8 @@ train everything after the first group, whichever takes longer, plus what can ov
 import argparse
 import json
 import statistics
-import tempfile
-from pathlib import Path
 
-from polyrhythm.cluster.local import LocalRun
-from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.cluster.threads import num_cores, plan_threads
-from polyrhythm.config import load_config
-from polyrhythm.observe.metrics import read_metrics
-from polyrhythm.observe.view import make_view
-from polyrhythm.weights.pretrained import resolve_model
+from local_runs import metrics_of_run
 
 NUM_WARM_UP_STEPS = 1
 
@@ -56,20 +48,14 @@ def main() -> None:
 
 def measure(schedule: str, options: argparse.Namespace) -> list[dict[str, float]]:
     """The metrics of the measured steps of one run."""
-    with tempfile.TemporaryDirectory() as output_dir:
-        config = load_config([], flags_for(schedule, options, output_dir))
-        folder = RunFolder.create(config, resolve_model(config.model))
-        with LocalRun(folder, config, plan_threads(config, num_cores())) as run:
-            run.watch(make_view("none", folder.path))
-        return read_metrics(Path(folder.path))[NUM_WARM_UP_STEPS:]
+    return metrics_of_run([], flags_for(schedule, options))[NUM_WARM_UP_STEPS:]
 
 
-def flags_for(schedule: str, options: argparse.Namespace, output_dir: str) -> dict[str, object]:
+def flags_for(schedule: str, options: argparse.Namespace) -> dict[str, object]:
     return {
         "model": options.model,
         "schedule": schedule,
         "num_steps": options.steps + NUM_WARM_UP_STEPS,
-        "output_dir": output_dir,
         "task": {"name": "addition", "options": {"digits": 4, "shots": options.shots}},
         "rollout": {
             "groups_per_step": options.groups, "group_size": options.group_size, "max_tokens": options.max_tokens,

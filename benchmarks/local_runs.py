@@ -1,0 +1,22 @@
+"""Run a configuration with real processes and return the metrics of its steps."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.cluster.local import LocalRun
+from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.threads import num_cores, plan_threads
+from polyrhythm.config import load_config
+from polyrhythm.observe.metrics import read_metrics
+from polyrhythm.observe.view import make_view
+from polyrhythm.weights.pretrained import resolve_model
+
+
+def metrics_of_run(files: list[Path], flags: dict[str, Any]) -> list[dict[str, float]]:
+    with tempfile.TemporaryDirectory() as output_dir:
+        config = load_config(files, {**flags, "output_dir": output_dir})
+        folder = RunFolder.create(config, resolve_model(config.model))
+        with LocalRun(folder, config, plan_threads(config, num_cores())) as run:
+            run.watch(make_view("none", folder.path))
+        return read_metrics(folder.path)
