@@ -52,6 +52,9 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
     train.add_argument(
         "--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing"
     )
+    train.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with the run in this folder from its last checkpoint"
+    )
     if chosen == "train":  # building a flag per key takes a moment that other commands need not wait for
         from polyrhythm.config import add_flags
 
@@ -74,29 +77,29 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
             command.add_argument("--model", help="serve this model (folder, hub id or built-in name) without a run")
             command.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
             command.add_argument("--port", type=int, default=0, help="port to bind; 0 takes a free one")
+            command.add_argument(
+                "--token-file", type=Path, help="file with the token that clients of --model must send"
+            )
+            command.add_argument("--threads", type=int, default=0, help="CPU threads with --model; 0 takes all cores")
         command.set_defaults(run=function)
     return parser
 
 
 def _train(parsed: argparse.Namespace) -> int:
     from polyrhythm.cluster.local import LocalRun
-    from polyrhythm.cluster.preflight import check_run
-    from polyrhythm.cluster.run_folder import RunFolder
     from polyrhythm.cluster.threads import num_cores, plan_threads
-    from polyrhythm.config import load_config
+    from polyrhythm.config import load_config, load_resumed_config
     from polyrhythm.observe.view import make_view
-    from polyrhythm.weights.pretrained import resolve_model
 
-    config = load_config(parsed.config, parsed.flags(parsed_args=parsed)())
+    flags = parsed.flags(parsed_args=parsed)()
+    config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     threads = plan_threads(config, num_cores())
     if parsed.dry_run:
         print(json.dumps(config.model_dump(), indent=2))
         print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
               f"trainer ({threads.trainer} threads) on {num_cores()} cores")  # fmt: skip
         return 0
-    model_dir = resolve_model(config.model)
-    check_run(config, model_dir)
-    folder = RunFolder.create(config, model_dir)
+    folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
     with _interrupted_by(signal.SIGTERM):
         view = make_view(config.observe.view, folder.path)
         outcome = "failed"
@@ -112,6 +115,31 @@ def _train(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _new_run(config: "Config") -> "RunFolder":
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.weights.pretrained import resolve_model
+
+    model_dir = resolve_model(config.model)
+    check_run(config, model_dir)
+    return RunFolder.create(config, model_dir)
+
+
+def _reopen_run(run_dir: Path, config: "Config") -> "RunFolder":
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.training.checkpoint import newest_checkpoint
+
+    run = RunFolder(run_dir.resolve())
+    first_step = newest_checkpoint(run.path)
+    if first_step >= config.num_steps:
+        raise UserError(f"{run_dir} has finished its num_steps={config.num_steps}: give a larger --num_steps to go on")
+    check_run(config, run.model_dir)
+    run.reopen(config, first_step)
+    print(f"going on with {run_dir} at step {first_step + 1} of {config.num_steps}", flush=True)
+    return run
+
+
 def _fetch(parsed: argparse.Namespace) -> int:
     from polyrhythm.weights.pretrained import resolve_model
 
@@ -120,12 +148,12 @@ def _fetch(parsed: argparse.Namespace) -> int:
 
 
 def _engine(parsed: argparse.Namespace) -> int:
-    from polyrhythm.engine.server import run_engine
-
     if (parsed.run_dir is None) == (parsed.model is None):
         raise UserError("an engine needs either --run RUN or --model MODEL")
     if parsed.model:
         return _standalone_engine(parsed)
+    from polyrhythm.engine.server import run_engine
+
     run, config = _join_run(parsed)
     return _serve(
         run_engine(
@@ -137,17 +165,13 @@ def _engine(parsed: argparse.Namespace) -> int:
 
 
 def _standalone_engine(parsed: argparse.Namespace) -> int:
-    from polyrhythm.config import EngineConfig
-    from polyrhythm.engine.server import run_engine
-    from polyrhythm.weights.pretrained import resolve_model
+    from polyrhythm.cluster.standalone import standalone_engine
 
     return _serve(
-        run_engine(
-            model_dir=resolve_model(parsed.model), store_root=None, name=parsed.name, host=parsed.host,
-            port=parsed.port, tokens={}, config=EngineConfig(), join_url=None,
-            ready=lambda url: print(f"serving {parsed.model} at {url}", flush=True),
+        standalone_engine(
+            parsed.model, host=parsed.host, port=parsed.port, token_file=parsed.token_file, num_threads=parsed.threads
         )
-    )  # fmt: skip
+    )
 
 
 def _conductor(parsed: argparse.Namespace) -> int:
@@ -167,9 +191,7 @@ def _trainer(parsed: argparse.Namespace) -> int:
 
     run, config = _join_run(parsed)
     with _interrupted_by(signal.SIGTERM):
-        run_trainer(
-            config, run.path, run.model_dir, run.wait_for_url("conductor", 30.0), run.tokens()["admin"], run.store_root
-        )
+        run_trainer(run, config)
     return 0
 
 

@@ -113,6 +113,8 @@ class TrainingConfig(Section):
     """Compute a prompt once for all its completions."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    checkpoint_every: int = Field(default=20, ge=0)
+    """Steps between checkpoints, from which `train --resume` goes on; 0 writes none."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of the trainer; 0 divides the machine between the processes."""
 
@@ -231,6 +233,21 @@ def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Confi
         return Config(**merged)
     except ValidationError as error:
         raise UserError("\n".join(_explain(mistake) for mistake in error.errors())) from None
+
+
+CHANGEABLE_ON_RESUME = {"num_steps", "engine", "conductor", "observe", "reward"}
+
+
+def load_resumed_config(run_dir: Path, flags: dict[str, Any]) -> Config:
+    """The configuration of an earlier run with what may change without changing what is learnt."""
+    path = run_dir / "config.json"
+    if not path.exists():
+        raise UserError(f"--resume {run_dir} is not a run folder: it has no config.json")
+    if fixed := flags.keys() - CHANGEABLE_ON_RESUME:
+        raise UserError(
+            f"{sorted(fixed)[0]} cannot change on --resume: only {', '.join(sorted(CHANGEABLE_ON_RESUME))} can"
+        )
+    return Config(**_merge(json.loads(path.read_text()), flags))
 
 
 def save_config(config: Config, path: Path) -> None:

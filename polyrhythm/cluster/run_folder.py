@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.conductor.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
 from polyrhythm.errors import RunError, UserError
 
@@ -45,8 +46,21 @@ class RunFolder:
         save_config(config, run.path / "config.json")
         run._write_secret("tokens.json", {scope: secrets.token_urlsafe(32) for scope in SCOPES})
         store_root = _choose_store_root(config, run.path, model_dir)
-        run._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root)})
+        run._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root), "first_step": 0})
         return run
+
+    def reopen(self, config: Config, first_step: int) -> None:
+        """Make the folder of an ended run ready to go on at `first_step`; what was logged beyond it will be made again."""
+        for announcement in self.processes.glob("*.json"):
+            announcement.unlink()
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            _keep_steps_below(self.path / name, first_step)
+        Journal(self.path / "journal").forget_groups_after(first_step)
+        save_config(config, self.path / "config.json")
+        store_root = _choose_store_root(config, self.path, self.model_dir)
+        self._write(
+            "run.json", {"model_dir": str(self.model_dir), "store_root": str(store_root), "first_step": first_step}
+        )
 
     def config(self) -> Config:
         return read_saved_config(self.path / "config.json")
@@ -61,6 +75,10 @@ class RunFolder:
     @property
     def store_root(self) -> Path:
         return Path(self._read("run.json")["store_root"])
+
+    @property
+    def first_step(self) -> int:
+        return self._read("run.json")["first_step"]
 
     def announce(self, name: str, url: str) -> None:
         """Called by a server process once it listens."""
@@ -97,6 +115,14 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads((self.path / name).read_text())
+
+
+def _keep_steps_below(path: Path, first_step: int) -> None:
+    if path.exists():
+        # The last line may be half written: the run may have been killed while it wrote.
+        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        kept = [line for line in lines if json.loads(line)["step"] < first_step]
+        path.write_text("".join(line + "\n" for line in kept))
 
 
 def _choose_store_root(config: Config, run_path: Path, model_dir: Path) -> Path:

@@ -69,6 +69,12 @@ class Journal:
             if int(path.stem.removeprefix("groups-")) < step:
                 path.unlink()
 
+    def forget_groups_after(self, step: int) -> None:
+        """A run that goes on at `step` makes later weights anew, and they need not be the same to the last bit."""
+        for path in self._folder.glob("groups-*.msgpack"):
+            if int(path.stem.removeprefix("groups-")) > step:
+                path.unlink()
+
     def _read_cursors(self) -> dict[int, int]:
         if not self._cursors_path.exists():
             return {}

@@ -10,7 +10,8 @@ class Optimizer:
 
     def __init__(self, model: torch.nn.Module, config: TrainingConfig):
         self.config = config
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.names, self.parameters = list(named), list(named.values())
         self.num_updates = 0
         self.adamw = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2),
@@ -37,3 +38,15 @@ class Optimizer:
             torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
         self.num_updates += 1
         return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}
+
+    def moments(self) -> dict[str, torch.Tensor]:
+        """AdamW's state by name, for a checkpoint; made as AdamW would make it if there was no update yet."""
+        moments = {}
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            state = self.adamw.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            moments |= {f"{name}.{key}": value for key, value in state.items()}
+        return moments

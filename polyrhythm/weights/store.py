@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,13 +75,16 @@ class WeightStore:
 
     def publish(self, model: torch.nn.Module, version: int) -> Path:
         """Write the model's weights as `version`; when this returns, the version is complete and visible."""
+        return self.publish_tensors(weights_of(model), version)
+
+    def publish_tensors(self, tensors: Mapping[str, torch.Tensor], version: int) -> Path:
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.folder(version)
         if target.exists():  # a step that is run again after a crash publishes its version again
             shutil.rmtree(target)
         staging = self._staging_folder()
         try:
-            manifest = _write_snapshot(weights_of(model), version, staging / WEIGHTS_FILE)
+            manifest = _write_snapshot(tensors, version, staging / WEIGHTS_FILE)
             _write_file(staging / MANIFEST_FILE, msgspec.json.encode(manifest))
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -105,8 +109,10 @@ class WeightStore:
 
     def load_into(self, model: torch.nn.Module, version: int) -> None:
         """Verify every digest of `version`, then copy it into the model in place."""
+        self.load_into_tensors(weights_of(model), version)
+
+    def load_into_tensors(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
         manifest = self.read_manifest(version)
-        targets = weights_of(model)
         _check_fit(manifest, targets)
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as content:
             memory = memoryview(content)
@@ -134,7 +140,7 @@ class WeightStore:
                     os.rename(folder, staging)
 
 
-def _write_snapshot(tensors: dict[str, torch.Tensor], version: int, path: Path) -> Manifest:
+def _write_snapshot(tensors: Mapping[str, torch.Tensor], version: int, path: Path) -> Manifest:
     header, offsets = _safetensors_header(tensors)
     entries: dict[str, TensorEntry] = {}
     # BLAKE3 and write() both release the interpreter, so the digests cost little beside the copy.
@@ -155,7 +161,7 @@ def _write_snapshot(tensors: dict[str, torch.Tensor], version: int, path: Path) 
         return Manifest(version=version, num_bytes=file.tell(), tensors=entries)
 
 
-def _safetensors_header(tensors: dict[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
+def _safetensors_header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
     """The safetensors header, written here because the library would copy every tensor twice."""
     table, position = {}, 0
     for name, tensor in tensors.items():
@@ -193,7 +199,7 @@ def _open_snapshot(path: Path, manifest: Manifest) -> mmap.mmap:
         raise SnapshotError(f"cannot open {path}: {error.strerror}") from None
 
 
-def _check_fit(manifest: Manifest, targets: dict[str, torch.Tensor]) -> None:
+def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
     if manifest.tensors.keys() != targets.keys():
         odd = sorted(manifest.tensors.keys() ^ targets.keys())
         raise SnapshotError(f"weights v{manifest.version} are of another model: they differ in {', '.join(odd[:3])}")
