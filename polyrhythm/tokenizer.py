@@ -31,6 +31,10 @@ class Tokenizer:
         """The text of the ids, without special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def piece(self, token_id: int) -> str:
+        """The text of one token by itself, special ones included."""
+        return self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+
     def _load_fast_tokenizer(self) -> Any:
         if not (self.model_dir / "tokenizer.json").is_file():
             raise UserError(

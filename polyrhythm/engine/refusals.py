@@ -5,6 +5,9 @@ class Refused(Exception):
     """The request was not run. The message is one short line for the client."""
 
     status = 400
+    param: str | None = None
+    """The parameter that is wrong, and a short name for what is wrong, where the API of the request has such things."""
+    code: str | None = None
 
 
 class TooLarge(Refused):
@@ -23,6 +26,12 @@ class Busy(Refused):
     """Weights are loaded only while no request runs."""
 
     status = 409
+
+
+class TookTooLong(Refused):
+    """The request was not done within its deadline."""
+
+    status = 504
 
 
 class EngineFailed(Refused):

@@ -1,8 +1,12 @@
-"""The engine's HTTP server. Bodies are msgpack; errors are one line of text, their status says whose mistake it was."""
+"""The engine's HTTP server. Bodies are msgpack; errors are one line of text, their status says whose mistake it was.
+
+Under `/v1` both are JSON in the shape of the OpenAI API.
+"""
 
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,21 +14,26 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from polyrhythm import wire
 from polyrhythm.config import EngineConfig
+from polyrhythm.engine import prometheus
 from polyrhythm.engine.core import InferenceEngine
+from polyrhythm.engine.openai_api import OpenAiApi
+from polyrhythm.engine.openai_replies import error_body, json_response, refusal_body
 from polyrhythm.engine.refusals import Refused
-from polyrhythm.errors import RunError
+from polyrhythm.engine.request_body import read_body
+from polyrhythm.errors import RunError, UserError
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
 _JOIN_DEADLINE_S = 30.0
 _JOIN_RETRY_S = 0.5
-_BODY_DEADLINE_S = 30.0
 _CLOSE_DEADLINE_S = 5.0
 
 ENGINE = web.AppKey("engine", InferenceEngine)
-TOKENS = web.AppKey("tokens", dict[str, str])
+TOKENS: web.AppKey[dict[str, str] | None] = web.AppKey("tokens")
+METRICS = web.AppKey("metrics", prometheus.RequestMetrics)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,16 +46,24 @@ class ThreadsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_threads: int
 
 
-def make_app(engine: InferenceEngine, tokens: dict[str, str]) -> web.Application:
-    """The routes of an engine. `tokens` holds those of the scopes "generate" and "admin"; admin may do everything."""
-    app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[_errors_as_text])
+def make_app(engine: InferenceEngine, tokens: dict[str, str] | None, api: OpenAiApi | None = None) -> web.Application:
+    """The routes of an engine, with those of the OpenAI API if there is one.
+
+    `tokens` holds those of the scopes "generate" and "admin"; admin may do everything. Without tokens anybody may
+    generate and nobody administrate.
+    """
+    app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[_measured, _errors_as_replies])
     app[ENGINE] = engine
     app[TOKENS] = tokens
+    app[METRICS] = prometheus.RequestMetrics()
     app.router.add_get("/health", _health)
     app.router.add_get("/status", _needs("generate", _status))
     app.router.add_post("/generate", _needs("generate", _generate))
     app.router.add_post("/weights/load", _needs("admin", _load))
     app.router.add_post("/threads", _needs("admin", _threads))
+    app.router.add_get("/metrics", _needs("generate", _metrics))
+    for method, path, handler in api.routes() if api else ():
+        app.router.add_route(method, path, _needs("generate", handler))
     return app
 
 
@@ -57,16 +74,20 @@ async def run_engine(
     name: str,
     host: str,
     port: int,
-    tokens: dict[str, str],
+    tokens: dict[str, str] | None,
     config: EngineConfig,
     join_url: str | None,
     ready: Callable[[str], None],
+    model_name: str | None = None,
 ) -> None:
-    """Serve a model until cancelled; port 0 takes a free one. `ready` is called with the address once it answers."""
+    """Serve a model until cancelled; port 0 takes a free one. `ready` is called with the address once it answers.
+
+    `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none.
+    """
     store = WeightStore(store_root) if store_root is not None else None
     async with InferenceEngine(model_dir, config, store=store) as engine:
         runner = web.AppRunner(
-            make_app(engine, tokens),
+            make_app(engine, tokens, OpenAiApi(engine, model_dir, model_name or model_dir.name)),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_CLOSE_DEADLINE_S,
@@ -74,10 +95,13 @@ async def run_engine(
         await runner.setup()
         try:
             site = web.TCPSite(runner, host, port)
-            await site.start()
-            url = f"http://{host}:{runner.addresses[0][1]}"
+            try:
+                await site.start()
+            except OSError as error:
+                raise UserError(f"cannot listen at {host} port {port}: {error.strerror}") from None
+            url = str(URL.build(scheme="http", host=host, port=runner.addresses[0][1]))
             ready(url)
-            if join_url is not None:
+            if join_url is not None and tokens is not None:
                 await _join(join_url, wire.JoinRequest(name, url), tokens["admin"])
             await asyncio.Event().wait()
         finally:
@@ -112,8 +136,12 @@ def _needs(scope: str, handler: Handler) -> Handler:
 
     async def checked(request: web.Request) -> web.StreamResponse:
         tokens = request.app[TOKENS]
+        if tokens is None and scope == "generate":
+            return await handler(request)
         given = request.headers.get("Authorization", "").encode()
-        matching = [name for name, token in tokens.items() if hmac.compare_digest(given, f"Bearer {token}".encode())]
+        matching = [
+            name for name, token in (tokens or {}).items() if hmac.compare_digest(given, f"Bearer {token}".encode())
+        ]
         if not matching:
             raise web.HTTPUnauthorized(text="a valid token is needed")
         if scope not in matching and "admin" not in matching:
@@ -124,18 +152,48 @@ def _needs(scope: str, handler: Handler) -> Handler:
 
 
 @web.middleware
-async def _errors_as_text(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _measured(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Count a request for work and its seconds under its route."""
+    started = time.monotonic()
+    status = 499  # the client's leaving cancels the handler
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        resource = request.match_info.route.resource
+        if resource is not None and request.method == "POST":
+            request.app[METRICS].record(resource.canonical, status, time.monotonic() - started)
+
+
+@web.middleware
+async def _errors_as_replies(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refused as refusal:
-        return web.Response(status=refusal.status, text=str(refusal))
+        if _speaks_json(request):
+            status, body = refusal_body(refusal)
+            return json_response(body, status)
+        return _error_reply(request, refusal.status, str(refusal))
     except SnapshotError as error:
-        return web.Response(status=422, text=str(error))
+        return _error_reply(request, 422, str(error))
     except web.HTTPException as error:
-        return web.Response(status=error.status, text=error.text, headers=_allowed_methods(error))
+        reply = _error_reply(request, error.status, error.text or error.reason)
+        reply.headers.update(_allowed_methods(error))
+        return reply
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
-        return web.Response(status=500, text="the engine failed on this request; its log has the cause")
+        return _error_reply(request, 500, "the engine failed on this request; its log has the cause")
+
+
+def _speaks_json(request: web.Request) -> bool:
+    return request.path.startswith("/v1/")
+
+
+def _error_reply(request: web.Request, status: int, message: str) -> web.Response:
+    if _speaks_json(request):
+        return json_response(error_body(status, message), status)
+    return web.Response(status=status, text=message)
 
 
 def _allowed_methods(error: web.HTTPException) -> dict[str, str]:
@@ -149,6 +207,11 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _status(request: web.Request) -> web.Response:
     return _packed(request.app[ENGINE].status())
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = prometheus.metrics_text(request.app[ENGINE], request.app[METRICS])
+    return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
 
 async def _generate(request: web.Request) -> web.Response:
@@ -168,13 +231,7 @@ async def _threads(request: web.Request) -> web.Response:
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:
-    if request.content_type != wire.CONTENT_TYPE:
-        raise web.HTTPUnsupportedMediaType(text=f"send {wire.CONTENT_TYPE}")
-    try:
-        async with asyncio.timeout(_BODY_DEADLINE_S):
-            content = await request.read()
-    except TimeoutError as error:
-        raise web.HTTPRequestTimeout(text="the request body came too slowly") from error
+    content = await read_body(request, wire.CONTENT_TYPE)
     try:
         return wire.decode(content, kind)
     except msgspec.DecodeError as error:  # a ValidationError is one too
