@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.dispatcher import Dispatcher, RequestSettings, Scorer, Text
 from polyrhythm.conductor.engine_client import EngineClient
 from polyrhythm.conductor.engine_state import EngineHealth, EngineState, Limits
@@ -67,6 +68,7 @@ class Conductor:
         writer: Writer,
         journal: Journal,
         connect: Callable[[str], EngineClient],
+        cores: CorePlan | None = None,
     ):
         self.config = config
         self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
@@ -97,12 +99,15 @@ class Conductor:
         self._last_event_s = time.monotonic()
         self._servable_s = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
+        self.cores = CoreBalance(cores, self.pool, lambda: self.trainer.doing, self._changed) if cores else None
 
     async def run(self) -> None:
         """Holds the tasks that steps and engines start, watches over them, and ends them all at a failure."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                if self.cores is not None:
+                    tasks.create_task(self.cores.run())
                 while self.failure is None:
                     await self._changed.wait(TICK_S)
                     self._check_for_engines()
@@ -184,6 +189,9 @@ class Conductor:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
         engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
         self.pool.num_lost = 0
+        if self.cores is not None:
+            engines["cores/changes"] = self.cores.num_changes
+            self.cores.num_changes = 0
         step.metrics = step_metrics(step, time.monotonic()) | engines | request.metrics
         self.last_metrics = step.metrics
         self.last_samples = self._samples(step)
@@ -202,6 +210,11 @@ class Conductor:
             self.trainer_since_s = time.monotonic()
         self.trainer = report
         self.pool.spans.extend(report.spans)
+
+    async def trainer_threads(self, known: int, wait_s: float) -> int:
+        """How many threads the trainer should use, as soon as that is not the known number; 0: as it was started."""
+        self._raise_failure()
+        return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
 
     def _begin_step(self, version: int) -> None:
         cursor = self._journal.cursor(version)

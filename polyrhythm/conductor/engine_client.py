@@ -6,7 +6,7 @@ import aiohttp
 import msgspec
 
 from polyrhythm import wire
-from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
+from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest, LoadRequest, ThreadsRequest
 
 CONNECT_DEADLINE_S = 5.0
 MAX_ERROR_CHARS = 300
@@ -36,6 +36,8 @@ class EngineClient(Protocol):
 
     async def status(self, deadline_s: float) -> EngineStatus: ...
 
+    async def set_threads(self, num_threads: int, deadline_s: float) -> None: ...
+
 
 class HttpEngineClient:
     """The embedded engine's HTTP interface, msgpack both ways."""
@@ -57,6 +59,9 @@ class HttpEngineClient:
 
     async def status(self, deadline_s: float) -> EngineStatus:
         return self._decode(await self._call("GET", "/status", "admin", deadline_s), EngineStatus)
+
+    async def set_threads(self, num_threads: int, deadline_s: float) -> None:
+        await self._call("POST", "/threads", "admin", deadline_s, wire.encode(ThreadsRequest(num_threads)))
 
     async def _call(self, method: str, path: str, scope: str, deadline_s: float, body: bytes | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_DEADLINE_S)

@@ -25,7 +25,7 @@ class Flight:
     is_abandoned: bool = False
 
     def abandon(self) -> None:
-        if self.scope is not None and not self.is_abandoned:
+        if self.scope is not None and not self.is_abandoned and not self.scope.expired():
             self.scope.reschedule(asyncio.get_running_loop().time())
         self.is_abandoned = True
 

@@ -11,12 +11,13 @@ from aiohttp import web
 
 from polyrhythm import wire
 from polyrhythm.conductor.conductor import Conductor, Conflict, RunFailed
+from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.status import engine_status, run_status
 from polyrhythm.config import Config
 from polyrhythm.types import Sampling
-from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
+from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, ThreadsRequest, TrainerReport
 
 MAX_WAIT_S = 60.0
 BODY_DEADLINE_S = 30.0
@@ -48,6 +49,7 @@ class Service:
                 web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
                 web.post("/steps/commit", self._commit),
                 web.post("/trainer/report", self._report),
+                web.get("/trainer/threads", self._trainer_threads),
             ]
         )
         return app
@@ -106,6 +108,10 @@ class Service:
         self._conductor.commit(await _message(request, CommitStep))
         return _reply({})
 
+    async def _trainer_threads(self, request: web.Request) -> web.Response:
+        known, wait_s = int(_number(request, "known")), min(_number(request, "wait_s"), MAX_WAIT_S)
+        return _reply(ThreadsRequest(num_threads=await self._conductor.trainer_threads(known, wait_s)))
+
     async def _report(self, request: web.Request) -> web.Response:
         self._conductor.report(await _message(request, TrainerReport))
         return _reply({})
@@ -144,6 +150,7 @@ async def run_conductor(
     tokens: dict[str, str],
     port: int,
     ready: Callable[[str], None],
+    cores: CorePlan | None = None,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.metrics import MetricsWriter
@@ -167,6 +174,7 @@ async def run_conductor(
                 writer=writer,
                 journal=Journal(run_dir / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, tokens),
+                cores=cores,
             )
             await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
 

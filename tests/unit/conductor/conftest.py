@@ -183,8 +183,9 @@ class Stage:
 
     async def all_groups(self, version: int) -> list:
         groups = []
-        while len(groups) < self.conductor.config.rollout.groups_per_step:
-            groups += (await self.groups(version, len(groups))).groups
+        async with asyncio.timeout(10):
+            while len(groups) < self.conductor.config.rollout.groups_per_step:
+                groups += (await self.groups(version, len(groups))).groups
         return groups
 
     async def commit(self, version: int, **metrics: float) -> tuple[int, bytes]:

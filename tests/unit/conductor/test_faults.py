@@ -135,6 +135,18 @@ async def test_a_request_that_is_never_answered_goes_elsewhere_at_its_deadline(m
     assert stage.conductor.step.num_retries >= 1
 
 
+async def test_requests_that_miss_their_deadline_together_are_all_sent_again(make_stage, monkeypatch):
+    monkeypatch.setattr("polyrhythm.conductor.conductor.STUCK_FRACTION", 100)
+    stage = await make_stage(
+        num_engines=2, rollout={"groups_per_step": 16}, engine={"max_batch": 16}, conductor={"request_deadline_s": 0.5}
+    )
+    for position in range(16):
+        stage.engines[0].hold(f"0/{position}")
+    await stage.open(0)
+    assert_undisturbed(stage, await stage.all_groups(0))
+    assert stage.conductor.step.num_retries >= 8
+
+
 async def test_an_engine_that_failed_to_load_serves_nothing_until_a_good_load(make_stage):
     stage = await make_stage(num_engines=2, rollout={"groups_per_step": 8})
     failures = [web.Response(status=500, text="torn"), 3]
@@ -195,7 +207,7 @@ async def test_draining_an_engine_loses_nothing(make_stage):
 
 
 async def test_removing_an_engine_sends_its_work_elsewhere_at_once(make_stage):
-    stage = await make_stage(num_engines=2)
+    stage = await make_stage(num_engines=2, conductor={"request_deadline_s": 600})
     for position in range(4):
         stage.engines[0].hold(f"0/{position}")
     await stage.open(0)
@@ -209,7 +221,7 @@ async def test_removing_an_engine_sends_its_work_elsewhere_at_once(make_stage):
 
 
 async def test_an_engine_that_was_restarted_takes_its_old_place(make_stage):
-    stage = await make_stage()
+    stage = await make_stage(conductor={"request_deadline_s": 600})
     for position in range(4):
         stage.engines[0].hold(f"0/{position}")
     await stage.open(0)
@@ -268,6 +280,7 @@ async def test_when_every_problem_is_refused_the_run_ends_with_the_cause(make_st
     await stage.open(0)
     with pytest.raises(RunError, match="the prompt is too long"):
         await stage.run
+    assert stage.engine_state("engine-0") == "ready"
 
 
 @pytest.mark.parametrize(
