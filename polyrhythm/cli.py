@@ -87,7 +87,7 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
 
 def _train(parsed: argparse.Namespace) -> int:
     from polyrhythm.cluster.local import LocalRun
-    from polyrhythm.cluster.threads import num_cores, plan_threads
+    from polyrhythm.cluster.threads import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.config import load_config, load_resumed_config
     from polyrhythm.observe.view import make_view
 
@@ -97,7 +97,8 @@ def _train(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         print(json.dumps(config.model_dump(), indent=2))
         print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
-              f"trainer ({threads.trainer} threads) on {num_cores()} cores")  # fmt: skip
+              f"trainer ({threads.trainer} threads) on {num_cores()} cores"
+              f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
         return 0
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
     with _interrupted_by(signal.SIGTERM):
@@ -148,6 +149,8 @@ def _fetch(parsed: argparse.Namespace) -> int:
 
 
 def _engine(parsed: argparse.Namespace) -> int:
+    from polyrhythm.cluster.threads import num_cores, plan_threads
+
     if (parsed.run_dir is None) == (parsed.model is None):
         raise UserError("an engine needs either --run RUN or --model MODEL")
     if parsed.model:
@@ -158,7 +161,7 @@ def _engine(parsed: argparse.Namespace) -> int:
     return _serve(
         run_engine(
             model_dir=run.model_dir, store_root=run.store_root, name=parsed.name, host=config.conductor.host, port=0,
-            tokens=run.tokens(), config=config.engine, join_url=run.wait_for_url("conductor", 30.0),
+            tokens=run.tokens(), config=config.engine.model_copy(update={"threads": plan_threads(config, num_cores()).engine}), join_url=run.wait_for_url("conductor", 30.0),
             ready=lambda url: run.announce(parsed.name, url),
         )
     )  # fmt: skip
@@ -175,6 +178,7 @@ def _standalone_engine(parsed: argparse.Namespace) -> int:
 
 
 def _conductor(parsed: argparse.Namespace) -> int:
+    from polyrhythm.cluster.threads import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.conductor.service import run_conductor
 
     run, config = _join_run(parsed)
@@ -182,6 +186,7 @@ def _conductor(parsed: argparse.Namespace) -> int:
         run_conductor(
             config, run.path, run.model_dir, run.store_root, run.tokens(), port=0,
             ready=lambda url: run.announce("conductor", url),
+            cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
         )
     )  # fmt: skip
 

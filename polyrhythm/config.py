@@ -147,6 +147,14 @@ class ConductorConfig(Section):
     """The run ends, with the cause, when nothing has happened for this long."""
 
 
+class ClusterConfig(Section):
+    """The processes of one machine."""
+
+    cores: Literal["auto", "follow", "split"] = "auto"
+    """follow: cores go to whoever has work, at run time. split: each process keeps its threads. auto: follow, unless
+    order is "problem" (a change of threads can change the last bit) or threads are set."""
+
+
 class ObserveConfig(Section):
     """What is shown and written."""
 
@@ -181,6 +189,7 @@ class Config(BaseSettings):
     training: TrainingConfig = TrainingConfig()
     weights: WeightsConfig = WeightsConfig()
     conductor: ConductorConfig = ConductorConfig()
+    cluster: ClusterConfig = ClusterConfig()
     observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
@@ -235,7 +244,7 @@ def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Confi
         raise UserError("\n".join(_explain(mistake) for mistake in error.errors())) from None
 
 
-CHANGEABLE_ON_RESUME = {"num_steps", "engine", "conductor", "observe", "reward"}
+CHANGEABLE_ON_RESUME = {"num_steps", "cluster", "engine", "conductor", "observe", "reward"}
 
 
 def load_resumed_config(run_dir: Path, flags: dict[str, Any]) -> Config:

@@ -8,12 +8,14 @@ each group as soon as it is finished, while the others are still being generated
 from transformers import AutoTokenizer
 
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.threads import cores_follow_demand
 from polyrhythm.config import Config
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.lane import Lane
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.models import load_policy
+from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
 
@@ -33,10 +35,13 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
 
 def run_trainer(run: RunFolder, config: Config) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
-    client = ConductorClient(run.wait_for_url("conductor", 30.0), run.tokens()["admin"])
+    url, token = run.wait_for_url("conductor", 30.0), run.tokens()["admin"]
+    client = ConductorClient(url, token)
     lane = Lane("trainer", client.report)
     with lane.doing("start"):
         trainer = Trainer(config, load_policy(run.model_dir), lane)
+        if cores_follow_demand(config):
+            ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)
         checkpoints = Checkpoints(run.path, trainer, config.training.checkpoint_every)
         if run.first_step > 0:
             checkpoints.load(run.first_step)

@@ -39,6 +39,12 @@ class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
 
 
+class ThreadsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Compute with this many CPU threads from now on."""
+
+    num_threads: int
+
+
 class EngineStatus(msgspec.Struct, frozen=True):
     """What an engine says of itself; `policy_version` is -1 until a snapshot was loaded and verified."""
 

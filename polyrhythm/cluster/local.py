@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.cluster.threads import ThreadPlan, process_environment
+from polyrhythm.cluster.threads import process_environment
+from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.observe.view import View
@@ -36,7 +37,7 @@ class Part:
 class LocalRun:
     """`with LocalRun(...) as run: run.watch(view)`. Leaving the block ends every process."""
 
-    def __init__(self, folder: RunFolder, config: Config, threads: ThreadPlan):
+    def __init__(self, folder: RunFolder, config: Config, threads: CorePlan):
         self.folder = folder
         self.config = config
         self.threads = threads

@@ -1,26 +1,26 @@
 """How the cores of one machine are divided, and the environment that the processes are started with."""
 
 import os
-from dataclasses import dataclass
 
+from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
-
-
-@dataclass(frozen=True)
-class ThreadPlan:
-    engine: int
-    trainer: int
 
 
 def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def plan_threads(config: Config, cores: int) -> ThreadPlan:
+def plan_threads(config: Config, cores: int) -> CorePlan:
     """Half of the cores for the trainer, the rest among the engines, at least one each, unless the configuration says."""
     trainer = config.training.threads or max(1, cores // 2)
     engine = config.engine.threads or max(1, (cores - min(trainer, cores - 1)) // config.engine.num)
-    return ThreadPlan(engine=engine, trainer=trainer)
+    return CorePlan(num_cores=cores, trainer=trainer, engine=engine)
+
+
+def cores_follow_demand(config: Config) -> bool:
+    if config.cluster.cores == "auto":
+        return config.order == "completion" and not config.engine.threads and not config.training.threads
+    return config.cluster.cores == "follow"
 
 
 def process_environment(num_threads: int) -> dict[str, str]:

@@ -40,12 +40,6 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
-class ThreadsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Compute with this many CPU threads from now on."""
-
-    num_threads: int
-
-
 def make_app(engine: InferenceEngine, tokens: dict[str, str] | None, api: OpenAiApi | None = None) -> web.Application:
     """The routes of an engine, with those of the OpenAI API if there is one.
 
@@ -226,7 +220,7 @@ async def _load(request: web.Request) -> web.Response:
 
 async def _threads(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
-    engine.set_threads((await _body(request, ThreadsRequest)).num_threads)
+    engine.set_threads((await _body(request, wire.ThreadsRequest)).num_threads)
     return _packed(engine.status())
 
 

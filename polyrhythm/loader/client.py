@@ -34,6 +34,11 @@ class ConductorClient:
     def report(self, report: wire.TrainerReport) -> None:
         self._call("POST", "/trainer/report", report, GRACE_S)
 
+    def threads(self, known: int) -> int:
+        """How many threads the conductor wants the trainer to use, as soon as that is not the known number."""
+        path = f"/trainer/threads?known={known}&wait_s={LONG_POLL_S}"
+        return wire.decode(self._call("GET", path, None, LONG_POLL_S + GRACE_S), wire.ThreadsRequest).num_threads
+
     def close(self) -> None:
         self._connection.close()
 
