@@ -83,7 +83,7 @@ class InferenceEngine:
     ) -> GenerateReply:
         """The completions of a request; raises `Refused` if it cannot be run as asked.
 
-        `on_tokens` is called on the event loop with the tokens of each decoding step.
+        `on_tokens` is called on the event loop with the tokens of each decoding step, the last ones before this returns.
         """
         self._check_alive()
         self._scheduler.check(request)
@@ -110,7 +110,12 @@ class InferenceEngine:
             raise Busy(f"{len(self._replies)} requests are running; weights are loaded between them")
         self._policy_version = NO_VERSION
         store = self._store
-        await self._on_compute_thread(lambda: store.load_into(self._runner.model, version))
+
+        def load() -> None:
+            store.load_into(self._runner.model, version)
+            self._runner.refresh()
+
+        await self._on_compute_thread(load)
         self._policy_version = version
 
     def set_threads(self, num_threads: int) -> None:
@@ -247,12 +252,9 @@ class InferenceEngine:
         first = 0
         for request in requests:
             last = first + request.num_active
-            drawn_for = request.strips.copy() if request.on_tokens else None
             request.append(tokens[first:last], logprobs[first:last])
             first = last
             changed |= self._finish_completions(request)
-            if request.on_tokens and drawn_for is not None:
-                request.on_tokens(request.newest(drawn_for))
         if changed or self._batch is None or self._draws is None:
             self._batch = self._draws = None
         else:
@@ -262,7 +264,8 @@ class InferenceEngine:
     def _finish_completions(self, request: ActiveRequest) -> bool:
         """End the completions that met a stop or their length; whether there were any."""
         sampling = request.request.sampling
-        drawn = request.tokens[request.strips, : request.num_generated]
+        completions = request.strips.copy()
+        drawn = request.tokens[completions, : request.num_generated]
         stop_ids = [*self._eos_ids, *sampling.stop_token_ids]
         stopped = set(np.flatnonzero(np.isin(drawn[:, -1], stop_ids)).tolist())
         stopped.update(self._stops.completed(drawn, sampling.stop))
@@ -272,6 +275,8 @@ class InferenceEngine:
             last = request.finish_strip(strip, "stop" if strip in stopped else "length")
             if strip != last:
                 self._cache.move_strip(request.where, last, strip, request.num_generated - 1)
+        if request.on_tokens:
+            request.on_tokens(request.newest(completions))
         if not request.num_active:
             self._scheduler.retire(request)
             reply = GenerateReply(request.request.request_id, self._policy_version, request.completions())
