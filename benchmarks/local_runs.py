@@ -1,5 +1,6 @@
 """Run a configuration with real processes and return the metrics of its steps."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from polyrhythm.config import load_config
 from polyrhythm.observe.metrics import read_metrics
 from polyrhythm.observe.view import make_view
 from polyrhythm.weights.pretrained import resolve_model
+
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
 def metrics_of_run(files: list[Path], flags: dict[str, Any]) -> list[dict[str, float]]:
