@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 KV_CACHE_GB = 2
+# Only whole blocks of a prompt are shared. The default on a CPU, 128, shares 128 of 200 tokens and is a third slower here.
+BLOCK_SIZE = 32
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     llm = vllm.LLM(
         model=options.model, dtype="float32", enforce_eager=True, enable_prefix_caching=True,
         max_model_len=options.prompt + options.completion, max_num_seqs=options.groups * options.group_size,
+        block_size=BLOCK_SIZE,
     )  # fmt: skip
     warm_up, *measured = prompts_of_each_call(options, vocab_size=llm.get_tokenizer().vocab_size)
     generate(llm, warm_up, options)
