@@ -88,6 +88,8 @@ class EngineConfig(Section):
     """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
     start_deadline_s: float = Field(default=120.0, gt=0)
     """An engine must have joined within this time."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often each engine of this machine is started again after it died; with 0 a dead engine ends the run."""
 
 
 class TrainingConfig(Section):

@@ -1,37 +1,24 @@
 """All processes of a run on this machine: started, watched, ended together."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from polyrhythm.cluster.chaos import Reviver
+from polyrhythm.cluster.fleet import Fleet
+from polyrhythm.cluster.part import Part, start_part
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.cluster.threads import process_environment
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.observe.view import View
+from polyrhythm.observe.view import NoView, View
 
 POLL_S = 0.2
+CONDUCTOR_DEADLINE_S = 60.0
 END_DEADLINE_S = 5.0
-
-
-@dataclass
-class Part:
-    """One process of the run."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    must_stay: bool
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.poll()
 
 
 class LocalRun:
@@ -41,16 +28,19 @@ class LocalRun:
         self.folder = folder
         self.config = config
         self.threads = threads
-        self.parts: list[Part] = []
+        self.view: View = NoView()
+        self.conductor: Part | None = None
+        self.trainer: Part | None = None
+        self.reviver = Reviver(folder.path) if folder.faults("supervisor") else None
+        self.fleet = Fleet(folder, threads.engine, config.engine.max_restarts, self.note)
 
     def __enter__(self) -> "LocalRun":
         try:
-            self._start("conductor", ["conductor"], 1)
+            self.conductor = start_part(self.folder, "conductor", ["conductor"], 1)
             self._wait_for_conductor()
             for index in range(self.config.engine.num):
-                name = f"engine-{index}"
-                self._start(name, ["engine", "--name", name], self.threads.engine)
-            self._start("trainer", ["trainer"], self.threads.trainer, must_stay=False)
+                self.fleet.start(f"engine-{index}")
+            self.trainer = start_part(self.folder, "trainer", ["trainer"], self.threads.trainer)
         except BaseException:
             self.close()
             raise
@@ -59,47 +49,46 @@ class LocalRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def parts(self) -> list[Part]:
+        return [part for part in (self.conductor, *self.fleet.parts.values(), self.trainer) if part is not None]
+
     def watch(self, view: View) -> None:
-        """Until the trainer is done. A part that ends before it is a RunError that names it."""
-        while True:
-            ended = [part for part in self.parts if part.returncode is not None]
-            if any(part.returncode != 0 or part.must_stay for part in ended):
+        """Until the trainer is done. A conductor or trainer that ends badly is a RunError that names it."""
+        assert self.conductor is not None and self.trainer is not None
+        self.view = view
+        while self.trainer.returncode != 0:
+            if self.conductor.returncode is not None or self.trainer.returncode is not None:
                 raise RunError(self._what_happened())
-            if ended:
-                return
+            if self.reviver:
+                self.reviver.look()
             if status := self._status():
+                self.fleet.tend(status)
                 view.update(status)
             time.sleep(POLL_S)
 
+    def note(self, line: str) -> None:
+        """Tell the user, and keep it."""
+        with open(self.folder.logs / "supervisor.log", "a") as log:
+            print(datetime.now().isoformat(sep=" ", timespec="seconds"), line, file=log)
+        self.view.note(line)
+
     def close(self) -> None:
         """Ask every part to end, then insist."""
+        if self.reviver:
+            self.reviver.close()
         for part in self.parts:
-            if part.returncode is None:
-                part.process.send_signal(signal.SIGTERM)
+            part.ask_to_end()
         until = time.monotonic() + END_DEADLINE_S
         for part in self.parts:
-            try:
-                part.process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                part.process.kill()
-                part.process.wait(END_DEADLINE_S)
-            if part.process.stdin:
-                part.process.stdin.close()
+            part.end(max(0.1, until - time.monotonic()))
         self.folder.remove_snapshots()
 
-    def _start(self, name: str, command: list[str], num_threads: int, must_stay: bool = True) -> None:
-        with open(self.folder.logs / f"{name}.log", "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "polyrhythm", *command, "--run", str(self.folder.path)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env=process_environment(num_threads),
-                start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others in order
-            )  # fmt: skip
-        self.parts.append(Part(name, process, must_stay))
-
     def _wait_for_conductor(self) -> None:
-        until = time.monotonic() + 60.0
+        assert self.conductor is not None
+        until = time.monotonic() + CONDUCTOR_DEADLINE_S
         while self.folder.url("conductor") is None:
-            if self.parts[0].returncode is not None or time.monotonic() > until:
+            if self.conductor.returncode is not None or time.monotonic() > until:
                 raise RunError(self._what_happened())
             time.sleep(0.02)
 
@@ -116,17 +105,9 @@ class LocalRun:
         """Name the parts that ended, those killed by a signal first: the others usually fell after them."""
         time.sleep(0.5)
         ended = [
-            part for part in self.parts if part.returncode not in (None, 0) or (part.must_stay and part.returncode == 0)
+            part for part in self.parts if part.returncode is not None and (part is not self.trainer or part.returncode)
         ]
         if not ended:
             return "the conductor did not start in time"
         ended.sort(key=lambda part: (part.returncode or 0) >= 0)
-        return "\n".join(self._obituary(part) for part in ended)
-
-    def _obituary(self, part: Part) -> str:
-        code = part.returncode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        log = self.folder.logs / f"{part.name}.log"
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        cause = f": {lines[-1].removeprefix('polyrhythm: ')}" if code > 0 and lines else ""
-        return f"{part.name} {how}{cause} (log: {log})"
+        return "\n".join(part.obituary() for part in ended)

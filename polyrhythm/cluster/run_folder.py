@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.chaos import PLAN_FILE, Faults, read_plan
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
 from polyrhythm.errors import RunError, UserError
@@ -62,6 +63,17 @@ class RunFolder:
             "run.json", {"model_dir": str(self.model_dir), "store_root": str(store_root), "first_step": first_step}
         )
 
+    def plan_faults(self, plan: Path | None) -> None:
+        """Keep the chaos plan of this run where all its processes find it; without one there are no faults."""
+        (self.path / PLAN_FILE).unlink(missing_ok=True)
+        if plan is not None:
+            shutil.copyfile(plan, self.path / PLAN_FILE)
+
+    def faults(self, where: str) -> Faults | None:
+        """What the chaos plan has in store for a part of this run, if there is a plan."""
+        plan = self.path / PLAN_FILE
+        return Faults(read_plan(plan), self.path, where) if plan.exists() else None
+
     def config(self) -> Config:
         return read_saved_config(self.path / "config.json")
 
@@ -84,6 +96,9 @@ class RunFolder:
         """Called by a server process once it listens."""
         self._write(f"processes/{name}.json", {"pid": os.getpid(), "url": url})
 
+    def forget_announcement(self, name: str) -> None:
+        (self.processes / f"{name}.json").unlink(missing_ok=True)
+
     def wait_for_url(self, name: str, deadline_s: float) -> str:
         until = time.monotonic() + deadline_s
         while time.monotonic() < until:
@@ -97,6 +112,10 @@ class RunFolder:
             return self._read(f"processes/{name}.json")["url"]
         except FileNotFoundError:
             return None
+
+    def pid(self, name: str) -> int:
+        """The process that announced itself under this name."""
+        return self._read(f"processes/{name}.json")["pid"]
 
     def remove_snapshots(self) -> None:
         """Snapshots in shared memory end with the run; the trained model is in the run folder."""

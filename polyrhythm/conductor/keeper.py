@@ -44,6 +44,7 @@ class EngineKeeper:
         while health.state is not EngineState.GONE:
             now_s = time.monotonic()
             if health.lease_has_expired(now_s):
+                self._pool.lose(engine)
                 self._pool.dismiss(engine, f"no sign of life for {now_s - health.last_alive_s:.0f} s: {health.cause}")
             elif health.state is EngineState.DRAINING and not engine.flights:
                 self._pool.dismiss(engine, "drained")
@@ -74,6 +75,7 @@ class EngineKeeper:
         else:
             engine.saw(status, time.monotonic())
             engine.health.load_succeeded(version, time.monotonic())
+            engine.is_lost = False
             self._on_event()
         finally:
             self._pool.end(engine)

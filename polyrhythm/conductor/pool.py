@@ -45,6 +45,7 @@ class Engine:
     probed_at_s: float = 0.0
     progress_at_s: float = 0.0
     """When it was last seen to have generated something, or had nothing to do."""
+    is_lost: bool = False
     doing: str = ""
     doing_since_s: float = 0.0
 
@@ -70,7 +71,7 @@ class EnginePool:
     groups_per_engine: int
     changed: Change = field(default_factory=Change)
     num_lost: int = 0
-    """How often an engine was given up since the last step was committed."""
+    """How many engines were lost since the last step was committed."""
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
     _engines: dict[str, Engine] = field(default_factory=dict)
 
@@ -88,6 +89,8 @@ class EnginePool:
     def add(self, engine: Engine) -> None:
         """An engine of the same name takes the place of the old one, which was restarted."""
         if (old := self._engines.get(engine.name)) is not None:
+            if not old.health.is_leaving:
+                self.lose(old)  # a quick restart may come before anybody has noticed the death
             self.dismiss(old, "an engine of the same name has joined")
         self._engines[engine.name] = engine
         self.changed.set()
@@ -98,8 +101,13 @@ class EnginePool:
 
     def give_up(self, engine: Engine) -> None:
         """The engine is quarantined: what it was working on goes elsewhere."""
-        self.num_lost += 1
+        self.lose(engine)
         self._abandon_flights(engine)
+
+    def lose(self, engine: Engine) -> None:
+        """Count an engine that is not trusted any more, once until it has loaded well again."""
+        self.num_lost += not engine.is_lost
+        engine.is_lost = True
 
     def _abandon_flights(self, engine: Engine) -> None:
         for flight in engine.flights:

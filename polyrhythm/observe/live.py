@@ -12,7 +12,7 @@ from rich.text import Text
 from polyrhythm.observe.curve import sparkline
 from polyrhythm.observe.summary import summary
 from polyrhythm.observe.timeline import WINDOW_S, lane_text, legend
-from polyrhythm.observe.visible import first_cells, last_cells, prompt_text
+from polyrhythm.observe.visible import first_cells, last_cells, prompt_text, visible
 
 NAME_WIDTH = 10
 DOING_WIDTH = 28
@@ -38,6 +38,9 @@ class LiveView:
             self._step_seconds.append(status["last"]["time/step_s"])
         self._num_finished = num_finished
         self._live.update(self._frame(status), refresh=True)
+
+    def note(self, line: str) -> None:
+        self._console.print(visible(line))
 
     def close(self, outcome: str) -> None:
         self._live.stop()

@@ -39,6 +39,9 @@ class PlainView:
             self._failure = status["failure"]
             self._print(f"failure: {visible(status['failure'])}")
 
+    def note(self, line: str) -> None:
+        self._print(visible(line))
+
     def close(self, outcome: str) -> None:
         # The run may have ended between two updates.
         self._show_new_steps()

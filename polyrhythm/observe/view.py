@@ -14,6 +14,10 @@ class View(Protocol):
         """The conductor's status, a few times a second."""
         ...
 
+    def note(self, line: str) -> None:
+        """Something the user should know has happened."""
+        ...
+
     def close(self, outcome: str) -> None:
         """The run is over: show its curve and where things are."""
         ...
@@ -23,6 +27,9 @@ class NoView:
     """Shows nothing."""
 
     def update(self, status: dict[str, Any]) -> None:
+        pass
+
+    def note(self, line: str) -> None:
         pass
 
     def close(self, outcome: str) -> None:

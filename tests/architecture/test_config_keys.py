@@ -51,6 +51,7 @@ engine.max_batch
 engine.context_length
 engine.kv_tokens
 engine.start_deadline_s
+engine.max_restarts
 training.learning_rate
 training.warmup_steps
 training.weight_decay
@@ -61,6 +62,7 @@ training.tokens_per_micro_batch
 training.updates_per_step
 training.share_prompt
 training.gradient_checkpointing
+training.checkpoint_every
 training.threads
 weights.root
 weights.keep
@@ -71,6 +73,7 @@ conductor.max_attempts
 conductor.hedge_groups
 conductor.lease_s
 conductor.stall_deadline_s
+cluster.cores
 observe.view
 observe.samples_per_step
 """.split()
