@@ -55,6 +55,9 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
     train.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with the run in this folder from its last checkpoint"
     )
+    train.add_argument(
+        "--chaos", type=Path, metavar="PLAN", help="break things on purpose as this TOML file says; see docs/faults.md"
+    )
     if chosen == "train":  # building a flag per key takes a moment that other commands need not wait for
         from polyrhythm.config import add_flags
 
@@ -86,6 +89,7 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
 
 
 def _train(parsed: argparse.Namespace) -> int:
+    from polyrhythm.chaos import read_plan
     from polyrhythm.cluster.local import LocalRun
     from polyrhythm.cluster.threads import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.config import load_config, load_resumed_config
@@ -94,6 +98,8 @@ def _train(parsed: argparse.Namespace) -> int:
     flags = parsed.flags(parsed_args=parsed)()
     config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     threads = plan_threads(config, num_cores())
+    if parsed.chaos:
+        read_plan(parsed.chaos)
     if parsed.dry_run:
         print(json.dumps(config.model_dump(), indent=2))
         print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
@@ -101,6 +107,7 @@ def _train(parsed: argparse.Namespace) -> int:
               f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
         return 0
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
+    folder.plan_faults(parsed.chaos)
     with _interrupted_by(signal.SIGTERM):
         view = make_view(config.observe.view, folder.path)
         outcome = "failed"
@@ -162,7 +169,7 @@ def _engine(parsed: argparse.Namespace) -> int:
         run_engine(
             model_dir=run.model_dir, store_root=run.store_root, name=parsed.name, host=config.conductor.host, port=0,
             tokens=run.tokens(), config=config.engine.model_copy(update={"threads": plan_threads(config, num_cores()).engine}), join_url=run.wait_for_url("conductor", 30.0),
-            ready=lambda url: run.announce(parsed.name, url),
+            ready=lambda url: run.announce(parsed.name, url), faults=run.faults(parsed.name),
         )
     )  # fmt: skip
 
@@ -187,6 +194,7 @@ def _conductor(parsed: argparse.Namespace) -> int:
             config, run.path, run.model_dir, run.store_root, run.tokens(), port=0,
             ready=lambda url: run.announce("conductor", url),
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
+            reward_faults=run.faults("reward"),
         )
     )  # fmt: skip
 

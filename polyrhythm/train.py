@@ -7,6 +7,7 @@ each group as soon as it is finished, while the others are still being generated
 
 from transformers import AutoTokenizer
 
+from polyrhythm.cluster.chaos import ChaosLane
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.threads import cores_follow_demand
 from polyrhythm.config import Config
@@ -37,7 +38,7 @@ def run_trainer(run: RunFolder, config: Config) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
     url, token = run.wait_for_url("conductor", 30.0), run.tokens()["admin"]
     client = ConductorClient(url, token)
-    lane = Lane("trainer", client.report)
+    lane = ChaosLane("trainer", client.report, run) if run.faults("trainer") else Lane("trainer", client.report)
     with lane.doing("start"):
         trainer = Trainer(config, load_policy(run.model_dir), lane)
         if cores_follow_demand(config):

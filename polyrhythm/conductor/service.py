@@ -10,6 +10,7 @@ import msgspec
 from aiohttp import web
 
 from polyrhythm import wire
+from polyrhythm.chaos import Faults
 from polyrhythm.conductor.conductor import Conductor, Conflict, RunFailed
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
@@ -151,6 +152,7 @@ async def run_conductor(
     port: int,
     ready: Callable[[str], None],
     cores: CorePlan | None = None,
+    reward_faults: Faults | None = None,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.metrics import MetricsWriter
@@ -162,6 +164,12 @@ async def run_conductor(
     tokenizer = Tokenizer(model_dir)
     limits = config.reward
     rewards = RewardPool(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
+    if reward_faults is not None:
+        from polyrhythm.rewards.faults import FaultyRewardPool
+
+        rewards = FaultyRewardPool(
+            task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb, reward_faults
+        )
     with MetricsWriter(run_dir) as writer:
         async with open_session() as session, rewards:
             conductor = Conductor(

@@ -7,16 +7,18 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from yarl import URL
 
 from polyrhythm import wire
+from polyrhythm.chaos import Faults
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine import prometheus
 from polyrhythm.engine.core import InferenceEngine
@@ -40,13 +42,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
-def make_app(engine: InferenceEngine, tokens: dict[str, str] | None, api: OpenAiApi | None = None) -> web.Application:
+def make_app(
+    engine: InferenceEngine,
+    tokens: dict[str, str] | None,
+    api: OpenAiApi | None = None,
+    outermost: Sequence[Middleware] = (),
+) -> web.Application:
     """The routes of an engine, with those of the OpenAI API if there is one.
 
     `tokens` holds those of the scopes "generate" and "admin"; admin may do everything. Without tokens anybody may
     generate and nobody administrate.
     """
-    app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[_measured, _errors_as_replies])
+    app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[*outermost, _measured, _errors_as_replies])
     app[ENGINE] = engine
     app[TOKENS] = tokens
     app[METRICS] = prometheus.RequestMetrics()
@@ -73,15 +80,23 @@ async def run_engine(
     join_url: str | None,
     ready: Callable[[str], None],
     model_name: str | None = None,
+    faults: Faults | None = None,
 ) -> None:
     """Serve a model until cancelled; port 0 takes a free one. `ready` is called with the address once it answers.
 
-    `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none.
+    `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `faults` are
+    those of a chaos plan.
     """
     store = WeightStore(store_root) if store_root is not None else None
     async with InferenceEngine(model_dir, config, store=store) as engine:
+        outermost = []
+        if faults is not None and store is not None:
+            from polyrhythm.engine.faults import FaultyEngine
+
+            outermost = [FaultyEngine(faults, store, lambda: engine.status().num_running).middleware]
+        api = OpenAiApi(engine, model_dir, model_name or model_dir.name)
         runner = web.AppRunner(
-            make_app(engine, tokens, OpenAiApi(engine, model_dir, model_name or model_dir.name)),
+            make_app(engine, tokens, api, outermost),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_CLOSE_DEADLINE_S,

@@ -30,6 +30,10 @@ class Worker:
     def __init__(self, process: Process):
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     @classmethod
     async def start(cls, reward: str, memory_mb: int) -> "Worker":
         # A session of its own: killing the group ends what the reward started, and Ctrl-C reaches only the pool.
