@@ -38,8 +38,12 @@ class RolloutLoader:
         """Consumes nothing, produces one Step per period, waits until the engines have proved that they hold its version."""
         for version in range(self.first_step, self.config.num_steps):
             with self.lane.doing("load"):
-                self.source.open_step(version, self.config.weights.load_deadline_s + 60.0)
+                self.source.open_step(version, self._open_deadline_s())
             yield Step(self, version)
+
+    def _open_deadline_s(self) -> float:
+        """Longer than the conductor waits for engines to start and load, so that its cause is heard and not a timeout."""
+        return self.config.engine.start_deadline_s + self.config.weights.load_deadline_s + 30.0
 
 
 class Step:

@@ -1,0 +1,73 @@
+"""Defaults below TOML files below flags; mistakes are one line each."""
+
+import argparse
+
+import pytest
+
+from polyrhythm.config import Config, add_flags, load_config, load_resumed_config, read_saved_config, save_config
+from polyrhythm.errors import UserError
+
+
+def flags_of(*arguments: str) -> dict:
+    parser = argparse.ArgumentParser()
+    source = add_flags(parser)
+    return source(parsed_args=parser.parse_args(arguments))()
+
+
+def test_flags_override_later_files_which_override_earlier_ones(tmp_path):
+    (tmp_path / "a.toml").write_text("num_steps = 3\n[rollout]\ngroup_size = 4\nmax_tokens = 10\n")
+    (tmp_path / "b.toml").write_text("[rollout]\ngroup_size = 6\n")
+    config = load_config([tmp_path / "a.toml", tmp_path / "b.toml"], flags_of("--rollout.max_tokens", "20"))
+    assert (config.num_steps, config.rollout.group_size, config.rollout.max_tokens) == (3, 6, 20)
+    assert config.rollout.groups_per_step == Config().rollout.groups_per_step
+
+
+def test_the_environment_says_nothing(monkeypatch):
+    monkeypatch.setenv("NUM_STEPS", "7")
+    monkeypatch.setenv("MODEL", "elsewhere")
+    assert load_config([]) == Config()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
+        ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz=4: did you mean group_size?"),
+        ({"colour": "red"}, "unknown key colour='red': known keys here are model,"),
+        ({"training": {"learning_rate": -1}}, "training.learning_rate=-1 is not valid"),
+        ({"schedule": "async"}, "schedule='async' is not valid: input should be 'periodic' or 'sync'"),
+        ({"rollout": {"group_size": 100}}, "does not fit engine.max_batch=64"),
+        ({"rollout": {"groups_per_step": 9}, "training": {"updates_per_step": 2}}, "cannot be divided into"),
+        ({"engine": {"context_length": 64}}, "leaves no room for a prompt"),
+    ],
+)
+def test_a_mistake_names_the_key_the_value_and_the_fix(values, said):
+    with pytest.raises(UserError) as error:
+        load_config([], values)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("content", "said"), [("num_steps = ", "not valid TOML"), (None, "cannot read configuration")])
+def test_an_unreadable_file_is_named(tmp_path, content, said):
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError, match=said) as error:
+        load_config([path])
+    assert "run.toml" in str(error.value)
+
+
+def test_a_saved_configuration_is_read_back(tmp_path):
+    config = load_config([], {"task": {"options": {"digits": 3}}, "rollout": {"stop": ["\n"]}})
+    save_config(config, tmp_path / "config.json")
+    assert read_saved_config(tmp_path / "config.json") == config
+
+
+def test_what_is_learnt_cannot_change_on_resume(tmp_path):
+    save_config(Config(), tmp_path / "config.json")
+    assert load_resumed_config(tmp_path, {"num_steps": 99}).num_steps == 99
+    with pytest.raises(UserError, match="training cannot change on --resume"):
+        load_resumed_config(tmp_path, {"training": {"learning_rate": 1.0}})
+    with pytest.raises(UserError, match="not a run folder"):
+        load_resumed_config(tmp_path / "nowhere", {})
