@@ -33,7 +33,7 @@ def test_the_environment_says_nothing(monkeypatch):
     [
         ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
         ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz=4: did you mean group_size?"),
-        ({"colour": "red"}, "unknown key colour='red': known keys here are model,"),
+        ({"xyz": "red"}, "unknown key xyz='red': known keys here are model,"),
         ({"training": {"learning_rate": -1}}, "training.learning_rate=-1 is not valid"),
         ({"schedule": "async"}, "schedule='async' is not valid: input should be 'periodic' or 'sync'"),
         ({"rollout": {"group_size": 100}}, "does not fit engine.max_batch=64"),
