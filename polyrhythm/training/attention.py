@@ -130,7 +130,6 @@ class _MergedFlash(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, lse = ctx.saved_tensors
-        grad_out = _with_dense_heads(grad_out)
         plan: AttentionPlan = ctx.plan
         grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in (query, key, value))
         for run in plan.runs:
@@ -157,7 +156,7 @@ class _MergedFlash(torch.autograd.Function):
 
 
 def _with_dense_heads(row: Tensor) -> Tensor:
-    """The flash operators take any strides but read a head's values as neighbours in memory, unchecked."""
+    """The flash forward takes other strides but reads a head's values as neighbours in memory, unchecked."""
     return row if row.stride(-1) == 1 else row.contiguous()
 
 

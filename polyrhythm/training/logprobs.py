@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_BYTES = 64 * 2**20
-"""Most memory that logits take at a time; the forward pass needs it twice."""
+"""Most memory that logits take at a time."""
+_CACHE_BYTES = 2**19
 
 
 def token_logprobs(
@@ -47,54 +47,67 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
-        entropy_M, lse_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(2))
-        picked_N = torch.empty_like(target_N, dtype=entropy_M.dtype)
-        probabilities_MV = None
+        largest_M, total_M, expected_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(3))
+        picked_N = torch.empty_like(target_N, dtype=largest_M.dtype)
         chunks = list(_slices(num_rows, vocab_size, chunk_bytes))
+        # What fits in one chunk is kept: the backward pass of a small micro-batch has nothing to compute again.
+        keeps = len(chunks) == 1 and any(ctx.needs_input_grad)
+        buffer = _buffer(chunks, vocab_size, like=largest_M)
         for rows in chunks:
-            logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature)
+            logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature, buffer)
             members = _inside(row_N, rows)
             picked_N[members] = logits[row_N[members] - rows.start, target_N[members]]
-            largest = logits.amax(dim=-1, keepdim=True)
-            exponentials = logits.sub_(largest).exp()
-            total = exponentials.sum(dim=-1)
-            lse_M[rows] = total.log() + largest.squeeze(1)
-            entropy_M[rows] = total.log() - torch.linalg.vecdot(exponentials, logits) / total
-            # What fits in one chunk is kept: the backward pass of a small micro-batch has nothing to compute again.
-            if len(chunks) == 1 and any(ctx.needs_input_grad):
-                probabilities_MV = exponentials.div_(total.unsqueeze(1))
-        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, lse_M, probabilities_MV)
+            for block, (largest, total, expected) in _cached_blocks(
+                logits, largest_M[rows], total_M[rows], expected_M[rows]
+            ):
+                torch.amax(block, dim=-1, out=largest)
+                exponentials = block.sub_(largest.unsqueeze(1)).exp()
+                torch.sum(exponentials, dim=-1, out=total)
+                torch.linalg.vecdot(exponentials, block, out=expected)
+                if keeps:
+                    block.copy_(exponentials)
+        ctx.save_for_backward(
+            hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, buffer if keeps else None
+        )
         ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
-        entropy_N = entropy_M[row_N]
+        entropy_N = (total_M.log() - expected_M / total_M)[row_N]
         ctx.mark_non_differentiable(entropy_N)
-        return picked_N - lse_M[row_N], entropy_N
+        return picked_N - (largest_M + total_M.log())[row_N], entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        hidden_MH, weight_VH, bias_V, target_N, row_N, lse_M, kept_MV = ctx.saved_tensors
+        hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, kept = ctx.saved_tensors
         grad_N = grad_N / ctx.temperature
-        minus_grad_M1 = torch.zeros_like(lse_M).index_add_(0, row_N, grad_N, alpha=-1).unsqueeze(1)
-        grad_hidden = torch.zeros_like(hidden_MH, dtype=lse_M.dtype)
+        # The gradient of the logits is grad * (one-hot - probability). Its factors per row go to the narrow side of
+        # both products, and the one-hot part is added by index: the wide matrix needs no pass of its own for them.
+        scale_M1 = (torch.zeros_like(total_M).index_add_(0, row_N, grad_N, alpha=-1) / total_M).unsqueeze(1)
+        grad_N1 = grad_N.unsqueeze(1)
+        scaled_MH = (hidden_MH * scale_M1).to(weight_VH.dtype)
+        grad_hidden = torch.zeros_like(hidden_MH, dtype=total_M.dtype)
         grad_weight = torch.empty_like(weight_VH) if ctx.needs_input_grad[1] else None
         grad_bias = torch.empty_like(bias_V) if ctx.needs_input_grad[2] else None
         num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
-        slices = _slices(vocab_size, num_rows, ctx.chunk_bytes) if kept_MV is None else [slice(0, vocab_size)]
+        slices = [slice(0, vocab_size)] if kept is not None else list(_slices(vocab_size, num_rows, ctx.chunk_bytes))
+        buffer = _buffer(slices, num_rows, like=total_M) if kept is None else kept
         for columns in slices:
-            if kept_MV is None:
+            if kept is None:
                 bias = None if bias_V is None else bias_V[columns]
-                logits = _logits(hidden_MH, weight_VH[columns], bias, ctx.temperature)
-                grad_logits = logits.sub_(lse_M.unsqueeze(1)).exp_().mul_(minus_grad_M1)
+                exponentials = _logits(hidden_MH, weight_VH[columns], bias, ctx.temperature, buffer)
+                for block, (largest,) in _cached_blocks(exponentials, largest_M):
+                    block.sub_(largest.unsqueeze(1)).exp_()
             else:
-                grad_logits = kept_MV * minus_grad_M1
-            members = _inside(target_N, columns)
-            places = (row_N[members], target_N[members] - columns.start)
-            grad_logits.index_put_(places, grad_N[members], accumulate=True)
+                exponentials = kept.view(num_rows, vocab_size)
             if grad_bias is not None:
-                grad_bias[columns] = grad_logits.sum(dim=0)
-            grad_logits = grad_logits.to(weight_VH.dtype)
-            grad_hidden += grad_logits @ weight_VH[columns]
+                grad_bias[columns] = (scale_M1.T.to(exponentials.dtype) @ exponentials).squeeze(0)
+            exponentials = exponentials.to(weight_VH.dtype)
+            grad_hidden += exponentials @ weight_VH[columns]
             if grad_weight is not None:
-                torch.mm(grad_logits.T, hidden_MH, out=grad_weight[columns])
+                torch.mm(exponentials.T, scaled_MH, out=grad_weight[columns])
+        grad_hidden.mul_(scale_M1).index_add_(0, row_N, weight_VH[target_N] * grad_N1)
+        if grad_weight is not None:
+            grad_weight.index_add_(0, target_N, (hidden_MH[row_N] * grad_N1).to(weight_VH.dtype))
+        if grad_bias is not None:
+            grad_bias.index_add_(0, target_N, grad_N.to(grad_bias.dtype))
         return grad_hidden.to(hidden_MH.dtype), grad_weight, grad_bias, None, None, None, None
 
 
@@ -102,9 +115,21 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _logits(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logits = F.linear(hidden_MH, weight_VH, bias_V).to(_wide(hidden_MH))
+def _logits(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, buffer: Tensor) -> Tensor:
+    """Written into the buffer: fresh memory for every chunk costs a tenth of the time in page faults."""
+    num_rows, num_columns = hidden_MH.size(0), weight_VH.size(0)
+    logits = buffer[: num_rows * num_columns].view(num_rows, num_columns)
+    if hidden_MH.dtype == buffer.dtype:
+        torch.mm(hidden_MH, weight_VH.T, out=logits)
+    else:
+        logits.copy_(hidden_MH @ weight_VH.T)
+    if bias_V is not None:
+        logits += bias_V
     return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _buffer(slices: list[slice], width: int, like: Tensor) -> Tensor:
+    return like.new_empty(max(part.stop - part.start for part in slices) * width)
 
 
 def _slices(length: int, width: int, max_bytes: int) -> Iterator[slice]:
@@ -117,3 +142,14 @@ def _slices(length: int, width: int, max_bytes: int) -> Iterator[slice]:
 
 def _inside(index_N: Tensor, bounds: slice) -> Tensor:
     return ((index_N >= bounds.start) & (index_N < bounds.stop)).nonzero().squeeze(1)
+
+
+def _cached_blocks(wide_MV: Tensor, *narrow: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+    """Row blocks that stay in a core's cache while several operations pass over them.
+
+    Of at least two rows, if there are: a lone row's sum is split over threads and rounds differently.
+    """
+    rows_per_block = max(2, _CACHE_BYTES // (wide_MV.size(1) * wide_MV.element_size()))
+    count = max(1, wide_MV.size(0) // rows_per_block)
+    parts = zip(*(tensor.tensor_split(count) for tensor in narrow), strict=True)
+    return zip(wide_MV.tensor_split(count), parts, strict=True)

@@ -85,6 +85,14 @@ def test_an_upstream_gradient_of_any_strides_is_read_right():
     assert all(torch.allclose(a, e, atol=1e-12) for a, e in zip(expanded, expected, strict=True))
 
 
+def test_queries_of_any_strides_are_read_right():
+    plan = AttentionPlan(TWO_BLOCKS)
+    inputs = rows(13)
+    strided = [row.detach().permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2) for row in inputs]
+    assert strided[0].stride(-1) != 1
+    assert torch.equal(merged_flash_attention(*strided, plan, 0.3), merged_flash_attention(*inputs, plan, 0.3))
+
+
 def test_equal_neighbours_become_one_kernel_call():
     plan = AttentionPlan(TWO_BLOCKS)
     assert plan.runs == (Run(0, 1, 3), Run(3, 2, 2), Run(7, 1, 1), Run(8, 1, 5))

@@ -1,0 +1,153 @@
+"""Forward and backward of SmolLM2-135M with shared prompts against unshared ones, well packed and without padding.
+
+    python benchmarks/shared_prompt.py            four shapes, several minutes
+    python benchmarks/shared_prompt.py --short    the two small shapes, one group each
+
+Both sides score the same groups in one row, through the same attention kernel, which batches the equal-length
+sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
+trainer's default, and at least one. Seconds are the best of several turns, both sides taking turns; peak memory is
+measured in a process of its own for each side. The last line is JSON.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from polyrhythm.training.layout import Layout, PromptAndCompletions, pack, token_ratio
+from polyrhythm.training.scoring import prepare_model, score
+from polyrhythm.weights.pretrained import resolve_model
+
+TOKEN_BUDGET = 4_096
+
+
+@dataclass(frozen=True)
+class Shape:
+    prompt: int
+    group: int
+    completion: int
+
+    @property
+    def num_groups(self) -> int:
+        return max(1, TOKEN_BUDGET // (self.group * (self.prompt + self.completion)))
+
+
+SHAPES = [Shape(512, 8, 64), Shape(200, 8, 32), Shape(51, 8, 4), Shape(128, 8, 512)]
+SHORT_SHAPES = [Shape(200, 8, 32), Shape(51, 8, 4)]
+
+
+def make_groups(shape: Shape, num_groups: int, vocab_size: int) -> list[PromptAndCompletions]:
+    draw = torch.Generator().manual_seed(0)
+
+    def tokens(length: int) -> list[int]:
+        return torch.randint(0, vocab_size, (length,), generator=draw).tolist()
+
+    return [(tokens(shape.prompt), [tokens(shape.completion) for _ in range(shape.group)]) for _ in range(num_groups)]
+
+
+def load(model: str, threads: int) -> PreTrainedModel:
+    torch.set_num_threads(threads)
+    policy = AutoModelForCausalLM.from_pretrained(resolve_model(model), dtype=torch.float32)
+    prepare_model(policy, "always")
+    return policy
+
+
+def row_of(groups: list[PromptAndCompletions], share_prompt: bool) -> Layout:
+    (layout,) = pack(groups, share_prompt=share_prompt, max_tokens=10**9)
+    return layout
+
+
+def forward_backward(policy: PreTrainedModel, layout: Layout) -> tuple[float, Tensor]:
+    """Seconds and log-probabilities; the gradients stay in the policy."""
+    policy.zero_grad(set_to_none=True)
+    start = time.perf_counter()
+    logprobs_N = score(policy, layout).logprobs_N
+    (logprobs_N * torch.cos(torch.arange(layout.num_targets))).sum().backward()
+    return time.perf_counter() - start, logprobs_N.detach()
+
+
+def gradients(policy: PreTrainedModel) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None])
+
+
+def extra_megabytes(model: str, threads: int, shape: Shape, num_groups: int, share_prompt: bool) -> float:
+    """Peak resident memory of one pass above what the loaded model takes, gradients included."""
+    policy = load(model, threads)
+    layout = row_of(make_groups(shape, num_groups, policy.config.vocab_size), share_prompt)
+    before = _status_megabytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of loading
+    forward_backward(policy, layout)
+    return _status_megabytes("VmHWM") - before
+
+
+def _status_megabytes(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field}: this benchmark reads memory on Linux only")
+
+
+def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
+    groups = make_groups(shape, num_groups, policy.config.vocab_size)
+    shared, unshared = row_of(groups, True), row_of(groups, False)
+    _, shared_N = forward_backward(policy, shared)
+    shared_gradients = gradients(policy)
+    _, unshared_N = forward_backward(policy, unshared)
+    error = (shared_gradients - gradients(policy)).norm() / gradients(policy).norm()
+    turns = [(forward_backward(policy, shared)[0], forward_backward(policy, unshared)[0]) for _ in range(repeats)]
+    shared_s, unshared_s = (min(times) for times in zip(*turns, strict=True))
+    return {
+        "prompt": shape.prompt,
+        "group": shape.group,
+        "completion": shape.completion,
+        "groups_in_row": num_groups,
+        "rho": round(token_ratio(groups), 3),
+        "speedup": round(unshared_s / shared_s, 3),
+        "shared_s": round(shared_s, 3),
+        "unshared_s": round(unshared_s, 3),
+        "max_logprob_diff": (shared_N - unshared_N).abs().max().item(),
+        "max_gradient_error": error.item(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="two small shapes, one group each")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", default="smollm2-135m", help="a local folder, a hub id or a built-in name")
+    parser.add_argument("--shape", action="append", metavar="P,G,R", help="other shapes: prompt,group,completion")
+    arguments = parser.parse_args()
+    shapes = SHORT_SHAPES if arguments.short else SHAPES
+    if arguments.shape:
+        shapes = [Shape(*map(int, shape.split(","))) for shape in arguments.shape]
+    policy = load(arguments.model, arguments.threads)
+    rows: list[dict[str, float]] = []
+    # A fresh process for each peak: the allocator keeps what an earlier pass has touched.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
+        for shape in shapes:
+            num_groups = 1 if arguments.short else shape.num_groups
+            row = measure(policy, shape, num_groups, 1 if arguments.short else arguments.repeats)
+            for side, share_prompt in (("shared", True), ("unshared", False)):
+                task = (arguments.model, arguments.threads, shape, num_groups, share_prompt)
+                row[f"{side}_peak_mb"] = round(processes.submit(extra_megabytes, *task).result(timeout=900))
+            rows.append(row)
+            print(
+                f"({shape.prompt}, {shape.group}, {shape.completion}) x {num_groups}: {row['speedup']:.2f} times faster, "
+                f"{row['speedup'] / row['rho']:.2f} of rho {row['rho']:.2f}; {row['shared_s']:.1f} s against "
+                f"{row['unshared_s']:.1f} s, {row['shared_peak_mb']} MB against {row['unshared_peak_mb']} MB",
+                flush=True,
+            )
+    print(json.dumps({"threads": arguments.threads, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
