@@ -69,21 +69,28 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
     fetch.set_defaults(run=_fetch)
 
     for name, summary, function in (
-        ("engine", "an inference engine: of a run (--run), or serving a model folder (--model)", _engine),
+        ("engine", "an inference engine: joining a run (--join), or serving a model folder (--model)", _engine),
         ("conductor", "the conductor of a run", _conductor),
         ("trainer", "one trainer rank of a run", _trainer),
     ):
         command = commands.add_parser(name, help=summary)
         command.add_argument("--run", type=Path, dest="run_dir", required=name != "engine", help="the run folder")
         if name == "engine":
-            command.add_argument("--name", default="engine-0", help="its name in the run")
-            command.add_argument("--model", help="serve this model (folder, hub id or built-in name) without a run")
+            command.add_argument("--join", metavar="URL", help="serve the run whose conductor listens there")
+            command.add_argument("--name", help="its name in the run (default: made from host and process)")
+            command.add_argument(
+                "--model",
+                help="serve this model (folder, hub id or built-in name); with --join: where its copy is here",
+            )
+            command.add_argument(
+                "--download", action="store_true", help="with --join: get weights over HTTP, never from a shared folder"
+            )
             command.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
             command.add_argument("--port", type=int, default=0, help="port to bind; 0 takes a free one")
             command.add_argument(
-                "--token-file", type=Path, help="file with the token that clients of --model must send"
+                "--token-file", type=Path, help="the token that clients of --model must send; with --join: tokens.json"
             )
-            command.add_argument("--threads", type=int, default=0, help="CPU threads with --model; 0 takes all cores")
+            command.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes all cores")
         command.set_defaults(run=function)
     return parser
 
@@ -156,20 +163,27 @@ def _fetch(parsed: argparse.Namespace) -> int:
 
 
 def _engine(parsed: argparse.Namespace) -> int:
-    from polyrhythm.cluster.threads import num_cores, plan_threads
-
+    if parsed.join:
+        return _joining_engine(parsed)
     if (parsed.run_dir is None) == (parsed.model is None):
-        raise UserError("an engine needs either --run RUN or --model MODEL")
+        raise UserError("an engine needs one of --run RUN, --join URL and --model MODEL")
     if parsed.model:
         return _standalone_engine(parsed)
-    from polyrhythm.engine.server import run_engine
+    from polyrhythm.cluster.member import own_engine
 
     run, config = _join_run(parsed)
+    return _serve(own_engine(run, config, parsed.name or "engine-0"))
+
+
+def _joining_engine(parsed: argparse.Namespace) -> int:
+    from polyrhythm.cluster.member import joining_engine
+
+    if parsed.run_dir or not parsed.token_file:
+        raise UserError("--join URL goes with --token-file FILE, a copy of the run's tokens.json, and without --run")
     return _serve(
-        run_engine(
-            model_dir=run.model_dir, store_root=run.store_root, name=parsed.name, host=config.conductor.host, port=0,
-            tokens=run.tokens(), config=config.engine.model_copy(update={"threads": plan_threads(config, num_cores()).engine}), join_url=run.wait_for_url("conductor", 30.0),
-            ready=lambda url: run.announce(parsed.name, url), faults=run.faults(parsed.name),
+        joining_engine(
+            parsed.join.rstrip("/"), token_file=parsed.token_file, name=parsed.name, model=parsed.model,
+            host=parsed.host, port=parsed.port, num_threads=parsed.threads, always_download=parsed.download,
         )
     )  # fmt: skip
 
@@ -191,7 +205,7 @@ def _conductor(parsed: argparse.Namespace) -> int:
     run, config = _join_run(parsed)
     return _serve(
         run_conductor(
-            config, run.path, run.model_dir, run.store_root, run.tokens(), port=0,
+            config, run.path, run.model_dir, run.store_root, run.tokens(), port=config.conductor.port,
             ready=lambda url: run.announce("conductor", url),
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
             reward_faults=run.faults("reward"),

@@ -136,7 +136,9 @@ class ConductorConfig(Section):
     """The process between engines and trainer."""
 
     host: str = "127.0.0.1"
-    """Address the servers of this run bind."""
+    """Address the conductor binds; another than loopback lets engines of other machines join, with the run's token."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port the conductor binds; 0 takes a free one."""
     request_deadline_s: float = Field(default=300.0, gt=0)
     """A generation request must be answered within this time."""
     max_attempts: int = Field(default=8, ge=1)

@@ -57,14 +57,26 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine asks to be used."""
+    """An engine asks to be used or, as a heartbeat, says that it still is."""
 
     name: str
     url: str
 
 
+class RunInfo(msgspec.Struct, frozen=True):
+    """What an engine must know to join a run. Paths are those of the conductor's machine."""
+
+    model: str
+    model_dir: str
+    store_root: str
+    engine: dict[str, Any]
+    num_steps: int
+    lease_s: float
+    load_deadline_s: float
+
+
 class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A heartbeat of the engine of this name, or the wish to drain or remove it."""
+    """The wish to drain or remove the engine of this name."""
 
     name: str
 

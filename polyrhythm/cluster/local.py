@@ -1,9 +1,6 @@
 """All processes of a run on this machine: started, watched, ended together."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +16,7 @@ from polyrhythm.observe.view import NoView, View
 POLL_S = 0.2
 CONDUCTOR_DEADLINE_S = 60.0
 END_DEADLINE_S = 5.0
+STATUS_DEADLINE_S = 2.0
 
 
 class LocalRun:
@@ -93,12 +91,9 @@ class LocalRun:
             time.sleep(0.02)
 
     def _status(self) -> dict[str, Any] | None:
-        headers = {"Authorization": f"Bearer {self.folder.tokens()['admin']}"}
-        request = urllib.request.Request(f"{self.folder.url('conductor')}/status", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=2.0) as response:
-                return json.load(response)
-        except (urllib.error.URLError, OSError, ValueError):
+            return self.folder.admin(STATUS_DEADLINE_S).status()
+        except RunError:
             return None  # if the conductor is gone, the next look at the processes says so
 
     def _what_happened(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.chaos import PLAN_FILE, Faults, read_plan
+from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
 from polyrhythm.errors import RunError, UserError
@@ -76,6 +77,13 @@ class RunFolder:
 
     def config(self) -> Config:
         return read_saved_config(self.path / "config.json")
+
+    def admin(self, deadline_s: float = 10.0) -> RunAdmin:
+        """The conductor of this run, if it runs."""
+        url = self.url("conductor")
+        if url is None:
+            raise Unreachable(f"the run in {self.path} has no conductor yet")
+        return RunAdmin(url, self.tokens()["admin"], deadline_s)
 
     def tokens(self) -> dict[str, str]:
         return json.loads((self.path / "tokens.json").read_text())

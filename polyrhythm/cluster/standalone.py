@@ -35,7 +35,7 @@ def standalone_engine(
     name = model_dir.name if Path(model).is_dir() else model
     return run_engine(
         model_dir=model_dir,
-        store_root=None,
+        store=None,
         name="standalone",
         host=host,
         port=port,

@@ -36,6 +36,10 @@ class Conflict(Exception):
     """A request that does not fit the state of the run: HTTP 409."""
 
 
+class Dismissed(Exception):
+    """The engine is not wanted any more and may end: HTTP 410."""
+
+
 class RunFailed(Exception):
     """The run has failed; the message is the cause: HTTP 503."""
 
@@ -141,8 +145,11 @@ class Conductor:
         self._start(self._keeper.keep(engine))
         self._event()
 
-    def heartbeat(self, name: str) -> None:
-        self._engine(name).health.is_alive(time.monotonic())
+    def heartbeat(self, beat: JoinRequest) -> None:
+        engine = self.pool.get(beat.name)
+        if engine is not None and (engine.is_dismissed or engine.url != beat.url):
+            raise Dismissed(f"engine {beat.name} was {engine.health.cause or 'replaced by another of its name'}")
+        self._engine(beat.name).health.is_alive(time.monotonic())
 
     def drain(self, name: str) -> None:
         """Give an engine no further work; it is gone when what it has is finished."""
@@ -153,7 +160,7 @@ class Conductor:
 
     def remove(self, name: str) -> None:
         """Let an engine go at once; what it was working on goes elsewhere."""
-        self.pool.dismiss(self._engine(name), "removed")
+        self.pool.dismiss(self._engine(name), "removed", for_good=True)
         self._event()
 
     async def open_step(self, version: int) -> None:

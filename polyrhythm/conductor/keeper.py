@@ -47,7 +47,7 @@ class EngineKeeper:
                 self._pool.lose(engine)
                 self._pool.dismiss(engine, f"no sign of life for {now_s - health.last_alive_s:.0f} s: {health.cause}")
             elif health.state is EngineState.DRAINING and not engine.flights:
-                self._pool.dismiss(engine, "drained")
+                self._pool.dismiss(engine, "drained", for_good=True)
             elif self._target is not None and health.wants_load(self._target, now_s):
                 await self._load(engine, self._target)
             elif now_s >= probe_at_s:

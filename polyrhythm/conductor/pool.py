@@ -46,6 +46,8 @@ class Engine:
     progress_at_s: float = 0.0
     """When it was last seen to have generated something, or had nothing to do."""
     is_lost: bool = False
+    is_dismissed: bool = False
+    """It was drained or removed, and shall not come back."""
     doing: str = ""
     doing_since_s: float = 0.0
 
@@ -95,7 +97,8 @@ class EnginePool:
         self._engines[engine.name] = engine
         self.changed.set()
 
-    def dismiss(self, engine: Engine, cause: str) -> None:
+    def dismiss(self, engine: Engine, cause: str, for_good: bool = False) -> None:
+        engine.is_dismissed = for_good
         engine.health.leave(cause, time.monotonic())
         self._abandon_flights(engine)
 

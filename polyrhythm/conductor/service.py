@@ -2,27 +2,32 @@
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from yarl import URL
 
 from polyrhythm import wire
 from polyrhythm.chaos import Faults
-from polyrhythm.conductor.conductor import Conductor, Conflict, RunFailed
+from polyrhythm.conductor.conductor import Conductor, Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.status import engine_status, run_status
 from polyrhythm.config import Config
+from polyrhythm.errors import UserError
 from polyrhythm.types import Sampling
-from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, ThreadsRequest, TrainerReport
+from polyrhythm.weights.server import WeightServer
+from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
 
 MAX_WAIT_S = 60.0
 BODY_DEADLINE_S = 30.0
 SHUTDOWN_DEADLINE_S = 1.0
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How the processes of this machine reach a server that listens at all addresses."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -31,8 +36,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Service:
     """The routes. Each decodes a message, asks the conductor, and encodes the answer."""
 
-    def __init__(self, conductor: Conductor, admin_token: str):
+    def __init__(
+        self,
+        conductor: Conductor,
+        admin_token: str,
+        info: RunInfo | None = None,
+        more_routes: Sequence[web.RouteDef] = (),
+    ):
+        if not admin_token:
+            raise ValueError("a conductor without a token would serve anybody")
         self._conductor = conductor
+        self._info = info
+        self._more_routes = more_routes
         self._expected = f"Bearer {admin_token}".encode()
 
     def application(self) -> web.Application:
@@ -41,6 +56,7 @@ class Service:
             [
                 web.get("/health", self._health),
                 web.get("/status", self._status),
+                web.get("/run", self._run),
                 web.get("/engines", self._engines),
                 web.post("/engines/join", self._join),
                 web.post("/engines/heartbeat", self._heartbeat),
@@ -51,6 +67,7 @@ class Service:
                 web.post("/steps/commit", self._commit),
                 web.post("/trainer/report", self._report),
                 web.get("/trainer/threads", self._trainer_threads),
+                *self._more_routes,
             ]
         )
         return app
@@ -67,6 +84,8 @@ class Service:
             return web.Response(status=400, text=f"the body cannot be read: {error}")
         except Conflict as error:
             return web.Response(status=409, text=str(error))
+        except Dismissed as error:
+            return web.Response(status=410, text=str(error))
         except RunFailed as error:
             return web.Response(status=503, text=str(error))
 
@@ -75,6 +94,11 @@ class Service:
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(run_status(self._conductor)), content_type="application/json")
+
+    async def _run(self, _: web.Request) -> web.Response:
+        if self._info is None:
+            raise web.HTTPNotFound(text="this run cannot be joined from elsewhere")
+        return _reply(self._info)
 
     async def _join(self, request: web.Request) -> web.Response:
         self._conductor.join(await _message(request, JoinRequest))
@@ -85,7 +109,7 @@ class Service:
         return web.Response(body=msgspec.json.encode(engines), content_type="application/json")
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        self._conductor.heartbeat((await _message(request, EngineName)).name)
+        self._conductor.heartbeat(await _message(request, JoinRequest))
         return _reply({})
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -167,9 +191,7 @@ async def run_conductor(
     if reward_faults is not None:
         from polyrhythm.rewards.faults import FaultyRewardPool
 
-        rewards = FaultyRewardPool(
-            task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb, reward_faults
-        )
+        rewards = FaultyRewardPool(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb, reward_faults)
     with MetricsWriter(run_dir) as writer:
         async with open_session() as session, rewards:
             conductor = Conductor(
@@ -184,20 +206,38 @@ async def run_conductor(
                 connect=lambda url: HttpEngineClient(session, url, tokens),
                 cores=cores,
             )
-            await serve(conductor, config.conductor.host, port, tokens["admin"], ready)
+            weights = WeightServer(store_root, config.weights.load_deadline_s)
+            service = Service(conductor, tokens["admin"], _run_info(config, model_dir, store_root), weights.routes())
+            await serve(conductor, service, config.conductor.host, port, ready)
 
 
-async def serve(conductor: Conductor, host: str, port: int, admin_token: str, ready: Callable[[str], None]) -> None:
-    """The conductor and its service, until cancelled or failed."""
-    runner = web.AppRunner(
-        Service(conductor, admin_token).application(), access_log=None, shutdown_timeout=SHUTDOWN_DEADLINE_S
+def _run_info(config: Config, model_dir: Path, store_root: Path) -> RunInfo:
+    return RunInfo(
+        model=config.model,
+        model_dir=str(model_dir),
+        store_root=str(store_root),
+        engine=config.engine.model_dump(),
+        num_steps=config.num_steps,
+        lease_s=config.conductor.lease_s,
+        load_deadline_s=config.weights.load_deadline_s,
     )
+
+
+async def serve(conductor: Conductor, service: Service, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """The conductor and its service, until cancelled or failed."""
+    runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=SHUTDOWN_DEADLINE_S)
     await runner.setup()
     run = asyncio.create_task(conductor.run())
     try:
         site = web.TCPSite(runner, host, port)
-        await site.start()
-        ready(f"http://{host}:{runner.addresses[0][1]}")
+        try:
+            await site.start()
+        except OSError as error:
+            raise UserError(
+                f"conductor.host={host!r}, conductor.port={port}: cannot listen there: {error.strerror}"
+            ) from None
+        here = LOOPBACK_OF.get(host, host)
+        ready(str(URL.build(scheme="http", host=here, port=runner.addresses[0][1])))
         await run
     finally:
         run.cancel()

@@ -45,6 +45,7 @@ def engine_status(engine: Engine) -> dict[str, Any]:
         "url": engine.url,
         "state": engine.health.state,
         "cause": engine.health.cause,
+        "dismissed": engine.is_dismissed,
         "policy_version": engine.health.policy_version,
         "num_running": status.num_running if status else 0,
         "num_waiting": status.num_waiting if status else 0,

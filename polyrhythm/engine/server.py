@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -22,15 +21,14 @@ from polyrhythm.chaos import Faults
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine import prometheus
 from polyrhythm.engine.core import InferenceEngine
+from polyrhythm.engine.membership import stay_in_run
 from polyrhythm.engine.openai_api import OpenAiApi
 from polyrhythm.engine.openai_replies import error_body, json_response, refusal_body
 from polyrhythm.engine.refusals import Refused
 from polyrhythm.engine.request_body import read_body
-from polyrhythm.errors import RunError, UserError
+from polyrhythm.errors import UserError
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
-_JOIN_DEADLINE_S = 30.0
-_JOIN_RETRY_S = 0.5
 _CLOSE_DEADLINE_S = 5.0
 
 ENGINE = web.AppKey("engine", InferenceEngine)
@@ -71,7 +69,7 @@ def make_app(
 async def run_engine(
     *,
     model_dir: Path,
-    store_root: Path | None,
+    store: WeightStore | None,
     name: str,
     host: str,
     port: int,
@@ -81,13 +79,13 @@ async def run_engine(
     ready: Callable[[str], None],
     model_name: str | None = None,
     faults: Faults | None = None,
+    lease_s: float = 60.0,
 ) -> None:
-    """Serve a model until cancelled; port 0 takes a free one. `ready` is called with the address once it answers.
+    """Serve a model until cancelled, or until the run at `join_url` lets it go; port 0 takes a free one. `ready` is called with the address once it answers.
 
     `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `faults` are
     those of a chaos plan.
     """
-    store = WeightStore(store_root) if store_root is not None else None
     async with InferenceEngine(model_dir, config, store=store) as engine:
         outermost = []
         if faults is not None and store is not None:
@@ -111,33 +109,11 @@ async def run_engine(
             url = str(URL.build(scheme="http", host=host, port=runner.addresses[0][1]))
             ready(url)
             if join_url is not None and tokens is not None:
-                await _join(join_url, wire.JoinRequest(name, url), tokens["admin"])
-            await asyncio.Event().wait()
+                await stay_in_run(join_url, wire.JoinRequest(name, url), tokens["admin"], lease_s)
+            else:
+                await asyncio.Event().wait()
         finally:
             await runner.cleanup()
-
-
-async def _join(join_url: str, request: wire.JoinRequest, token: str) -> None:
-    """Ask the conductor to be used, again and again until it answers or the deadline has passed."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
-    timeout = aiohttp.ClientTimeout(total=_JOIN_DEADLINE_S)
-    problem = "no answer"
-    try:
-        async with (
-            asyncio.timeout(_JOIN_DEADLINE_S),
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-        ):
-            while True:
-                try:
-                    async with session.post(f"{join_url}/engines/join", data=wire.encode(request)) as reply:
-                        if reply.status < 300:
-                            return
-                        problem = f"status {reply.status}: {(await reply.text())[:200]}"
-                except aiohttp.ClientError as error:
-                    problem = str(error)
-                await asyncio.sleep(_JOIN_RETRY_S)
-    except TimeoutError as error:
-        raise RunError(f"engine {request.name} could not join {join_url}: {problem}") from error
 
 
 def _needs(scope: str, handler: Handler) -> Handler:

@@ -20,30 +20,19 @@ import msgspec
 import torch
 
 from polyrhythm.errors import RunError
+from polyrhythm.weights.snapshot import (
+    MANIFEST_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    SnapshotError,
+    TensorEntry,
+    decode_manifest,
+    snapshot_folder,
+)
 
-WEIGHTS_FILE = "model.safetensors"
-MANIFEST_FILE = "manifest.json"
 _STAGING = ".staging"
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
                 torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
-
-
-class SnapshotError(RunError):
-    """A snapshot is missing, incomplete, altered, or does not fit the model."""
-
-
-class TensorEntry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: list[int]
-    offset: int
-    num_bytes: int
-    digest: str
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    version: int
-    num_bytes: int
-    tensors: dict[str, TensorEntry]
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -65,10 +54,7 @@ class WeightStore:
         self.keep = keep
 
     def folder(self, version: int) -> Path:
-        # Only a number makes a folder name, so nothing outside the root can be asked for.
-        if not isinstance(version, int) or version < 0:
-            raise SnapshotError(f"{version!r} is not a version number")
-        return self.root / f"v{version:08d}"
+        return snapshot_folder(self.root, version)
 
     def versions(self) -> list[int]:
         return sorted(int(entry.name[1:]) for entry in self.root.glob("v????????") if entry.name[1:].isdigit())
@@ -98,14 +84,10 @@ class WeightStore:
     def read_manifest(self, version: int) -> Manifest:
         path = self.folder(version) / MANIFEST_FILE
         try:
-            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            content = path.read_bytes()
         except OSError as error:
             raise SnapshotError(f"weights v{version} are not in {self.root}: {error.strerror}") from None
-        except msgspec.MsgspecError as error:
-            raise SnapshotError(f"the manifest of weights v{version} is damaged: {error}") from None
-        if manifest.version != version:
-            raise SnapshotError(f"the folder of weights v{version} holds v{manifest.version}")
-        return manifest
+        return decode_manifest(content, version)
 
     def load_into(self, model: torch.nn.Module, version: int) -> None:
         """Verify every digest of `version`, then copy it into the model in place."""

@@ -68,6 +68,7 @@ weights.root
 weights.keep
 weights.load_deadline_s
 conductor.host
+conductor.port
 conductor.request_deadline_s
 conductor.max_attempts
 conductor.hedge_groups

@@ -209,6 +209,9 @@ class Stage:
             assert status == 200, body
         return engine
 
+    async def heartbeat(self, engine: ScriptedEngine) -> tuple[int, bytes]:
+        return await self.call("POST", "/engines/heartbeat", wire.JoinRequest(engine.name, engine.url))
+
     async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110

@@ -246,16 +246,29 @@ async def test_an_engine_without_a_sign_of_life_is_gone_and_must_join_again(make
     await stage.open(0)
     await stage.engines[0].server.close()
     await stage.until(lambda: stage.engine_state("engine-0") == "gone")
-    status, body = await stage.call("POST", "/engines/heartbeat", wire.EngineName("engine-0"))
+    status, body = await stage.heartbeat(stage.engines[0])
     assert (status, b"join first" in body) == (409, True)
-    assert (await stage.call("POST", "/engines/heartbeat", wire.EngineName("engine-1")))[0] == 200
+    assert (await stage.heartbeat(stage.engines[1]))[0] == 200
+
+
+async def test_an_engine_that_was_drained_removed_or_replaced_is_told_to_leave(make_stage):
+    stage = await make_stage(num_engines=3)
+    drained, removed, replaced = stage.engines
+    await stage.call("POST", "/engines/drain", wire.EngineName(drained.name))
+    await stage.call("POST", "/engines/remove", wire.EngineName(removed.name))
+    await stage.until(lambda: stage.engine_state(drained.name) == "gone")
+    await stage.add_engine(replaced.name)
+    assert await stage.heartbeat(drained) == (410, b"engine engine-0 was drained")
+    assert await stage.heartbeat(removed) == (410, b"engine engine-1 was removed")
+    assert (await stage.heartbeat(replaced))[0] == 410
+    assert (await stage.heartbeat(stage.engines[-1]))[0] == 200
 
 
 async def test_heartbeats_keep_an_engine_that_cannot_be_probed(make_stage):
     stage = await make_stage(num_engines=1, conductor={"lease_s": 0.4})
     stage.engines[0].status_fails = True
     for _ in range(10):
-        assert (await stage.call("POST", "/engines/heartbeat", wire.EngineName("engine-0")))[0] == 200
+        assert (await stage.heartbeat(stage.engines[0]))[0] == 200
         await asyncio.sleep(0.1)
     assert stage.engine_state("engine-0") != "gone"
 

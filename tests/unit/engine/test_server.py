@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from polyrhythm import wire
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.core import InferenceEngine
-from polyrhythm.engine.server import ThreadsRequest, make_app, run_engine
+from polyrhythm.engine.server import make_app, run_engine
 from polyrhythm.errors import RunError
 from polyrhythm.types import Sampling
 from polyrhythm.weights.store import WeightStore
@@ -80,7 +80,7 @@ async def test_tokens_guard_everything_but_health(client: Client):
     for token in (None, "", "wrong", "generate-secre", "Bearer generate-secret", "\u00e9"):
         assert (await client.post("/generate", generation(), token=token))[0] == 401
     assert (await client.post("/weights/load", wire.LoadRequest(3), token="generate-secret"))[0] == 403
-    assert (await client.post("/threads", ThreadsRequest(1), token="generate-secret"))[0] == 403
+    assert (await client.post("/threads", wire.ThreadsRequest(1), token="generate-secret"))[0] == 403
     assert client.engine.status().policy_version == -1
 
 
@@ -130,14 +130,14 @@ async def test_a_client_that_disconnects_frees_its_rows(client: Client):
 
 
 async def test_threads_change_at_run_time(client: Client):
-    status, body = await client.post("/threads", ThreadsRequest(2))
+    status, body = await client.post("/threads", wire.ThreadsRequest(2))
     assert status == 200 and wire.decode(body, wire.EngineStatus).num_threads == 2
-    assert (await client.post("/threads", ThreadsRequest(0)))[0] == 400
+    assert (await client.post("/threads", wire.ThreadsRequest(0)))[0] == 400
 
 
 async def serve(model_dir: Path, ready, join_url=None) -> None:
     await run_engine(
-        model_dir=model_dir, store_root=None, name="e0", host="127.0.0.1", port=0, tokens=TOKENS, config=CONFIG,
+        model_dir=model_dir, store=None, name="e0", host="127.0.0.1", port=0, tokens=TOKENS, config=CONFIG,
         join_url=join_url, ready=ready,
     )  # fmt: skip
 
@@ -174,6 +174,6 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
 
 
 async def test_an_engine_that_cannot_join_ends_with_the_cause(model_dir: Path, monkeypatch):
-    monkeypatch.setattr("polyrhythm.engine.server._JOIN_DEADLINE_S", 0.3)
+    monkeypatch.setattr("polyrhythm.engine.membership.JOIN_DEADLINE_S", 0.3)
     with pytest.raises(RunError, match=r"engine e0 could not join http://127\.0\.0\.1:9"):
         await asyncio.wait_for(serve(model_dir, lambda url: None, "http://127.0.0.1:9"), 20)

@@ -1,0 +1,122 @@
+"""An engine of a run: started by the run itself, or joining it from this machine or another."""
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.cluster.admin import RunAdmin
+from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
+from polyrhythm.cluster.threads import num_cores, plan_threads, process_environment
+from polyrhythm.config import Config, EngineConfig
+from polyrhythm.errors import UserError
+from polyrhythm.weights.pretrained import BUILTIN_MODELS, resolve_model
+from polyrhythm.wire import RunInfo
+
+LOOPBACK = "127.0.0.1"
+WILDCARDS = ("", "0.0.0.0", "::")
+NUM_SNAPSHOTS = 2
+
+
+def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any, None]:
+    """An engine that `polyrhythm train` has started; only the conductor beside it must reach it."""
+    from polyrhythm.engine.server import run_engine
+    from polyrhythm.weights.store import WeightStore
+
+    threads = plan_threads(config, num_cores()).engine
+    return run_engine(
+        model_dir=run.model_dir,
+        store=WeightStore(run.store_root),
+        name=name,
+        host=LOOPBACK,
+        port=0,
+        tokens=run.tokens(),
+        config=config.engine.model_copy(update={"threads": threads}),
+        join_url=run.wait_for_url("conductor", 30.0),
+        ready=lambda url: run.announce(name, url),
+        faults=run.faults(name),
+        lease_s=config.conductor.lease_s,
+    )
+
+
+async def joining_engine(
+    url: str,
+    *,
+    token_file: Path,
+    name: str | None,
+    model: str | None,
+    host: str,
+    port: int,
+    num_threads: int,
+    always_download: bool,
+) -> None:
+    """Join the run whose conductor listens at `url`, and serve it until it lets this engine go."""
+    if host in WILDCARDS:
+        raise UserError(
+            f"--host {host} says nothing to the conductor: give the address at which it reaches this engine"
+        )
+    tokens = read_run_tokens(token_file)
+    info = RunAdmin(url, tokens["admin"]).info()
+    model_dir = _find_model(info, model)
+    num_threads = num_threads or num_cores()
+    os.environ.update(process_environment(num_threads))
+    from polyrhythm.engine.server import run_engine  # imports torch, which reads the environment above
+    from polyrhythm.weights.download import DownloadingStore
+
+    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    shared_root = None if always_download else Path(info.store_root)
+    with tempfile.TemporaryDirectory(
+        prefix=f"{SHARED_MEMORY_PREFIX}{os.getpid()}-", dir=_roomy_place(model_dir)
+    ) as root:
+        await run_engine(
+            model_dir=model_dir,
+            store=DownloadingStore(Path(root), url, tokens["admin"], info.load_deadline_s, shared_root),
+            name=name,
+            host=host,
+            port=port,
+            tokens=tokens,
+            config=EngineConfig(**info.engine).model_copy(update={"threads": num_threads}),
+            join_url=url,
+            ready=lambda here: print(f"engine {name} at {here} joins the run at {url}", flush=True),
+            lease_s=info.lease_s,
+        )
+
+
+def read_run_tokens(path: Path) -> dict[str, str]:
+    """The tokens of a run: its `tokens.json`, or a copy that only the owner can read."""
+    try:
+        content, mode = json.loads(path.read_text()), path.stat().st_mode
+    except OSError as error:
+        raise UserError(f"--token-file {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        content, mode = None, 0
+    if not isinstance(content, dict) or not all(isinstance(content.get(scope), str) for scope in SCOPES):
+        raise UserError(f"--token-file {path} is not the tokens.json of a run: copy it from the run's folder")
+    if mode & 0o077:
+        raise UserError(f"--token-file {path} can be read by others: chmod 600 {path}")
+    return {scope: content[scope] for scope in SCOPES}
+
+
+def _find_model(info: RunInfo, model: str | None) -> Path:
+    """Shape and tokenizer of the model; its weights come with each version."""
+    if model is not None:
+        return resolve_model(model)
+    if (Path(info.model_dir) / "config.json").is_file():
+        return Path(info.model_dir)
+    if info.model in BUILTIN_MODELS:
+        return resolve_model(info.model)
+    raise UserError(
+        f"the run's model folder {info.model_dir} is not on this machine: give --model with a copy of it, "
+        f"or the hub id it came from (the run calls it {info.model!r})"
+    )
+
+
+def _roomy_place(model_dir: Path) -> Path | None:
+    """Shared memory if snapshots fit there twice, else the system's folder for temporary files."""
+    num_bytes = NUM_SNAPSHOTS * 2 * sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    fits = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > num_bytes + 2**30
+    return SHARED_MEMORY if fits else None

@@ -1,0 +1,47 @@
+"""What a snapshot is on disk and on the wire: the names of its files and its manifest. Without torch, for those who only
+pass snapshots on."""
+
+from pathlib import Path
+
+import msgspec
+
+from polyrhythm.errors import RunError
+
+WEIGHTS_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+MAX_VERSION_DIGITS = 8
+
+
+class SnapshotError(RunError):
+    """A snapshot is missing, incomplete, altered, or does not fit the model."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: list[int]
+    offset: int
+    num_bytes: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    version: int
+    num_bytes: int
+    tensors: dict[str, TensorEntry]
+
+
+def snapshot_folder(root: Path, version: int) -> Path:
+    """Only a number makes a folder name, so nothing outside the root can be asked for."""
+    if not isinstance(version, int) or not 0 <= version < 10**MAX_VERSION_DIGITS:
+        raise SnapshotError(f"{version!r} is not a version number")
+    return root / f"v{version:0{MAX_VERSION_DIGITS}d}"
+
+
+def decode_manifest(content: bytes, version: int) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(content, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise SnapshotError(f"the manifest of weights v{version} is damaged: {error}") from None
+    if manifest.version != version:
+        raise SnapshotError(f"the folder of weights v{version} holds v{manifest.version}")
+    return manifest
