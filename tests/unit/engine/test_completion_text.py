@@ -56,6 +56,10 @@ def test_a_stop_string_ends_the_text_before_it_and_says_so(tokenizer):
     assert texts(tokenizer, "one\n\ntwo", "\n\n", "two") == ["o", "n", "e", "", "", "", "", ""]
 
 
+def test_of_two_stop_strings_that_end_together_the_one_that_begins_first_counts(tokenizer):
+    assert "".join(texts(tokenizer, "xabc", "c", "abc")) == "x"
+
+
 @given(TEXTS, st.lists(TEXTS.filter(bool), max_size=3))
 def test_the_pieces_never_contain_a_stop_string_and_lose_nothing_before_it(tokenizer, text, stops):
     if not text:
