@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+LayerViews = tuple[Tensor, ...]
+
 
 class SlotAllocator:
     """Contiguous ranges of slots, first fit; freed neighbours become one range again."""
@@ -63,33 +65,43 @@ def slots_needed(prompt_length: int, num_strips: int, strip_length: int) -> int:
 
 
 class KvCache:
-    """The storage: [layer, slot, key or value, head, dim]. One slot more takes what padding rows write."""
+    """Keys and values as [layer, slot, head, dim]. One slot more takes what padding rows write.
+
+    Readers get the views of all layers at once: attention then spends nothing on indexing.
+    """
 
     def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, device: torch.device):
-        shape = (num_layers, num_slots + 1, 2, num_heads, head_dim)
-        self.storage = torch.empty(shape, dtype=torch.float32, device=device)
+        shape = (num_layers, num_slots + 1, num_heads, head_dim)
+        self.keys = torch.empty(shape, dtype=torch.float32, device=device)
+        self.values = torch.empty(shape, dtype=torch.float32, device=device)
         self.padding_slot = num_slots
-        # An unwritten value may be NaN, and padding rows are attended over: let them see numbers.
-        self.storage[:, self.padding_slot] = 0
+        self._keys_by_layer, self._values_by_layer = self.keys.unbind(0), self.values.unbind(0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [rows, heads, dim] keys and values, one slot per row."""
-        self.storage[layer, :, 0].index_copy_(0, slots, keys)
-        self.storage[layer, :, 1].index_copy_(0, slots, values)
+        self._keys_by_layer[layer].index_copy_(0, slots, keys)
+        self._values_by_layer[layer].index_copy_(0, slots, values)
 
-    def prompt(self, layer: int, where: KvRange, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `length` prompt tokens: [1, heads, length, dim]."""
-        block = self.storage[layer, where.start : where.start + length].transpose(0, 2)
-        return block[:, 0].unsqueeze(0), block[:, 1].unsqueeze(0)
+    def prompt(self, where: KvRange, length: int) -> tuple[LayerViews, LayerViews]:
+        """Keys and values of the first `length` prompt tokens, for each layer [1, heads, length, dim]."""
 
-    def strips(self, layer: int, where: KvRange, num_strips: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first tokens of the first strips: [strips, heads, length, dim]."""
+        def views(stored: Tensor) -> LayerViews:
+            return stored[:, where.start : where.start + length].transpose(1, 2).unsqueeze(1).unbind(0)
+
+        return views(self.keys), views(self.values)
+
+    def strips(self, where: KvRange, num_strips: int, length: int) -> tuple[LayerViews, LayerViews]:
+        """Keys and values of the first tokens of the first strips, for each layer [strips, heads, length, dim]."""
         first = where.strip_start(0)
-        block = self.storage[layer, first : first + num_strips * where.strip_length]
-        block = block.unflatten(0, (num_strips, where.strip_length))[:, :length]
-        return block[:, :, 0].transpose(1, 2), block[:, :, 1].transpose(1, 2)
+
+        def views(stored: Tensor) -> LayerViews:
+            block = stored[:, first : first + num_strips * where.strip_length]
+            return block.unflatten(1, (num_strips, where.strip_length))[:, :, :length].transpose(2, 3).unbind(0)
+
+        return views(self.keys), views(self.values)
 
     def move_strip(self, where: KvRange, source: int, target: int, length: int) -> None:
         """Copy a strip over another one, in all layers."""
         source_start, target_start = where.strip_start(source), where.strip_start(target)
-        self.storage[:, target_start : target_start + length] = self.storage[:, source_start : source_start + length]
+        for stored in (self.keys, self.values):
+            stored[:, target_start : target_start + length] = stored[:, source_start : source_start + length]

@@ -1,8 +1,7 @@
 """The forward pass of a transformers causal language model over the shared-prompt cache.
 
 Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key norms. Their layers are run here
-directly on the weights of the transformers module: query, key and value projections become one matrix product, gate and
-up another. The module's own parameters are views of the joined matrices, so weights loaded into it are in use at once.
+directly on the weights of the transformers module, packed for the CPU; `refresh` packs again what was loaded into it.
 """
 
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from polyrhythm.engine.attention import attend, merge, merge_rows
 from polyrhythm.engine.batch import DecodeBatch, padded_rows
 from polyrhythm.engine.kv_cache import KvCache, KvRange
+from polyrhythm.engine.projection import Projection
 from polyrhythm.errors import UserError
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -28,20 +28,16 @@ LayerAttention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one decoder layer, joined where they are multiplied with the same input."""
+    """The weights of one decoder layer."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
+    qkv: Projection
+    qk_norm: Tensor | None
+    output: Projection
     mlp_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate: Projection
+    up: Projection
+    down: Projection
 
 
 class ModelRunner:
@@ -57,16 +53,21 @@ class ModelRunner:
         self.num_kv_heads: int = config.num_key_value_heads
         decoder = self.model.model
         self.head_dim: int = decoder.layers[0].self_attn.head_dim
-        self._norm_eps: float = config.rms_norm_eps
+        self._norm_eps = torch.tensor(config.rms_norm_eps, device=self.device)
         self._scale: float = decoder.layers[0].self_attn.scaling
-        self.layers = [_joined(layer) for layer in decoder.layers]
+        self.layers = [_layer(module, self.num_heads, self.num_kv_heads) for module in decoder.layers]
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._final_norm: Tensor = decoder.norm.weight
-        self._head: Tensor = self.model.lm_head.weight
+        self._head = Projection(self.model.lm_head.weight)
+        self._projections = [
+            projection
+            for layer in self.layers
+            for projection in (layer.qkv, layer.output, layer.gate, layer.up, layer.down)
+        ] + [self._head]
         positions = torch.arange(self.context_length, device=self.device)
         cos, sin = decoder.rotary_emb(self._embedding[:1].unsqueeze(0), positions.unsqueeze(0))
-        half = self.head_dim // 2
-        self._cos, self._sin = cos[0, :, None, :half].clone(), sin[0, :, None, :half].clone()
+        self._cos, self._sin = cos[0, :, None].clone(), sin[0, :, None].clone()
+        self._sin[..., : self.head_dim // 2] *= -1
 
     def new_cache(self, num_slots: int) -> KvCache:
         return KvCache(len(self.layers), num_slots, self.num_kv_heads, self.head_dim, self.device)
@@ -86,14 +87,16 @@ class ModelRunner:
         slots = torch.arange(where.start + start, where.start + start + num_rows, device=self.device)
         slots[num_tokens:] = cache.padding_slot
 
+        earlier_keys, earlier_values = cache.prompt(where, start)
+
         def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             cache.write(layer, slots, keys, values)
             queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
             attended = attend(queries, keys, values, scale=self._scale, causal=True)
             output = attended[0]
             if start:
-                earlier = cache.prompt(layer, where, start)
-                output = merge(attended, attend(queries, *earlier, scale=self._scale, causal=False))
+                earlier = attend(queries, earlier_keys[layer], earlier_values[layer], scale=self._scale, causal=False)
+                output = merge(attended, earlier)
             return output[0].transpose(0, 1).reshape(num_rows, -1)
 
         return self._trunk(ids, positions, attention)[num_tokens - 1 : num_tokens]
@@ -105,29 +108,30 @@ class ModelRunner:
         repeats = self.num_heads // self.num_kv_heads
         window = -(-_MIN_QUERIES // repeats)
         output = torch.zeros(num_rows, self.num_kv_heads, repeats, self.head_dim, device=self.device)
+        views = []
+        for span in batch.spans:
+            prompt = cache.prompt(span.where, span.where.prompt_length)
+            own = cache.strips(span.where, span.num_rows, span.own_length)
+            views.append((span, *prompt, *own))
 
         def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             cache.write(layer, batch.slots, keys, values)
             folded = queries.unflatten(1, (self.num_kv_heads, repeats)).transpose(0, 1).contiguous()
+            by_row = folded.transpose(0, 1)
             prompt_parts, own_parts = [], []
-            for span in batch.spans:
+            for span, prompt_keys, prompt_values, own_keys, own_values in views:
                 first = min(span.first_row, max(num_rows - window, 0))
                 last = max(span.last_row, first + window)
+                shared_queries = folded[:, first:last].flatten(1, 2).unsqueeze(0)
                 prompt = attend(
-                    folded[:, first:last].flatten(1, 2).unsqueeze(0),
-                    *cache.prompt(layer, span.where, span.where.prompt_length),
-                    scale=self._scale,
-                    causal=False,
+                    shared_queries, prompt_keys[layer], prompt_values[layer], scale=self._scale, causal=False
                 )
                 mine = slice(span.first_row - first, span.last_row - first)
                 prompt_parts.append([part[0].unflatten(1, (-1, repeats)).transpose(0, 1)[mine] for part in prompt])
-                own = attend(
-                    folded[:, span.first_row : span.last_row].transpose(0, 1),
-                    *cache.strips(layer, span.where, span.num_rows, span.own_length),
-                    scale=self._scale,
-                    causal=False,
+                own_queries = by_row[span.first_row : span.last_row]
+                own_parts.append(
+                    attend(own_queries, own_keys[layer], own_values[layer], scale=self._scale, causal=False)
                 )
-                own_parts.append(own)
             merge_rows(own_parts, prompt_parts, out=output[: batch.num_rows])
             return output.flatten(1)
 
@@ -137,31 +141,41 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states; the number of rows is padded, callers read those they gave."""
         padding = padded_rows(len(hidden)) - len(hidden)
-        return F.linear(F.pad(hidden, (0, 0, 0, padding)) if padding else hidden, self._head)
+        return self._head(F.pad(hidden, (0, 0, 0, padding)) if padding else hidden)
+
+    def refresh(self) -> None:
+        """The module's weights have changed: bring what is derived from them up to date."""
+        for projection in self._projections:
+            projection.refresh()
+        for layer, module in zip(self.layers, self.model.model.layers, strict=True):
+            if layer.qk_norm is not None:
+                layer.qk_norm.copy_(_qk_norm(module.self_attn, self.num_heads, self.num_kv_heads))
 
     def _trunk(self, token_ids: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
         hidden = F.embedding(token_ids, self._embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         num_queries, num_keys = self.num_heads, self.num_kv_heads
         for index, layer in enumerate(self.layers):
-            joined = F.linear(self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
-            queries, keys, values = joined.unflatten(1, (-1, self.head_dim)).split((num_queries, num_keys, num_keys), 1)
-            if layer.query_norm is not None and layer.key_norm is not None:
-                queries, keys = self._norm(queries, layer.query_norm), self._norm(keys, layer.key_norm)
-            attended = attention(index, _rotated(queries, cos, sin), _rotated(keys, cos, sin), values)
-            hidden = hidden + F.linear(attended, layer.output, layer.output_bias)
-            gate, up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+            joined = layer.qkv(self._norm(hidden, layer.input_norm)).unflatten(1, (-1, self.head_dim))
+            queries_and_keys, values = joined.split((num_queries + num_keys, num_keys), 1)
+            if layer.qk_norm is not None:
+                queries_and_keys = self._norm(queries_and_keys, layer.qk_norm)
+            queries, keys = _rotated(queries_and_keys, cos, sin).split((num_queries, num_keys), 1)
+            hidden = layer.output.plus(attention(index, queries, keys, values), hidden)
+            normed = self._norm(hidden, layer.mlp_norm)
+            hidden = layer.down.plus(layer.up.times(normed, layer.gate.silu(normed)), hidden)
         return self._norm(hidden, self._final_norm)
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(values, weight.shape, weight, self._norm_eps)
+        length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        inverse = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
+        return values.mul(inverse).mul_(weight)
 
 
 def _rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of [rows, heads, dim], in the half-split order of the Llama family."""
+    """Rotary position embedding of [rows, heads, dim] in the half-split order of Llama; the first half of `sin` is negated."""
     first, second = values.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return (values * cos).addcmul_(torch.cat((second, first), -1), sin)
 
 
 def _load(model_dir: Path) -> Any:
@@ -191,24 +205,25 @@ def _check_supported(config: Any) -> None:
         raise UserError(f"rope type {rope_type!r} depends on the prompt: the embedded engine does not run it")
 
 
-def _joined(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv, qkv_bias = _join_linears(attention.q_proj, attention.k_proj, attention.v_proj)
-    gate_up, gate_up_bias = _join_linears(mlp.gate_proj, mlp.up_proj)
+def _layer(module: Any, num_heads: int, num_kv_heads: int) -> Layer:
+    attention, mlp = module.self_attn, module.mlp
+    has_norm = hasattr(attention, "q_norm")
     return Layer(
-        input_norm=layer.input_layernorm.weight,
-        qkv=qkv,
-        qkv_bias=qkv_bias,
-        query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-        key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-        output=attention.o_proj.weight,
-        output_bias=attention.o_proj.bias,
-        mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=gate_up,
-        gate_up_bias=gate_up_bias,
-        down=mlp.down_proj.weight,
-        down_bias=mlp.down_proj.bias,
+        input_norm=module.input_layernorm.weight,
+        qkv=Projection(*_join_linears(attention.q_proj, attention.k_proj, attention.v_proj)),
+        qk_norm=_qk_norm(attention, num_heads, num_kv_heads) if has_norm else None,
+        output=Projection(attention.o_proj.weight, attention.o_proj.bias),
+        mlp_norm=module.post_attention_layernorm.weight,
+        gate=Projection(mlp.gate_proj.weight, mlp.gate_proj.bias),
+        up=Projection(mlp.up_proj.weight, mlp.up_proj.bias),
+        down=Projection(mlp.down_proj.weight, mlp.down_proj.bias),
     )
+
+
+def _qk_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Tensor:
+    """The norm weights of all query and key heads [heads, dim]: one operation then serves both."""
+    queries, keys = attention.q_norm.weight, attention.k_norm.weight
+    return torch.cat((queries.expand(num_heads, -1), keys.expand(num_kv_heads, -1)))
 
 
 def _join_linears(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -59,7 +59,7 @@ async def test_log_probabilities_equal_those_of_the_transformers_model(model_dir
                 reference, request.prompt_ids, completion.token_ids, request.sampling.temperature
             )
             difference = (torch.tensor(completion.rollout_logprobs).double() - expected).abs().max()
-            assert difference < 2e-5
+            assert difference < 5e-5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +167,7 @@ async def test_loaded_weights_are_used_and_a_failed_load_leaves_no_version(model
         assert reply.policy_version == 7
         for completion in reply.completions:
             expected = reference_logprobs(other, request.prompt_ids, completion.token_ids, 1.0)
-            assert (torch.tensor(completion.rollout_logprobs).double() - expected).abs().max() < 2e-5
+            assert (torch.tensor(completion.rollout_logprobs).double() - expected).abs().max() < 5e-5
         with pytest.raises(SnapshotError):
             await engine.load(8)
         assert engine.status().policy_version == -1

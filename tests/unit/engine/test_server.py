@@ -124,7 +124,7 @@ async def test_a_client_that_disconnects_frees_its_rows(client: Client):
     await client.post("/weights/load", wire.LoadRequest(3))
     message = wire.GenerateRequest("r", 3, [1, 2, 3], list(range(16)), Sampling(max_tokens=900))
     abandoned = asyncio.create_task(client.post("/generate", message))
-    await until(lambda: client.engine.status().num_running == 16)
+    await until(lambda: client.engine.status().num_running > 0)
     abandoned.cancel()
     await until(lambda: client.engine.status().num_running == 0)
 
