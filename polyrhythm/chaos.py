@@ -127,9 +127,7 @@ class Faults:
         self._where = where
         self._witness = run_dir / WITNESS_FILE
         self._clock = clock
-        self._mine = {
-            index: fault for index, fault in enumerate(plan.fault) if fnmatch.fnmatchcase(where, fault.where)
-        }
+        self._mine = {index: fault for index, fault in enumerate(plan.fault) if fnmatch.fnmatchcase(where, fault.where)}
         self._num_seen: Counter[int] = Counter()
         self._num_fired = Counter(
             line["fault"] for line in read_witness(run_dir) if line["where"] == where and line["fault"] in self._mine

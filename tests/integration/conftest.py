@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+
+from polyrhythm import wire
+from polyrhythm.cluster.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 RUN_DEADLINE_S = 120
@@ -41,11 +45,15 @@ def tiny_model_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def work_dir(tmp_path) -> Path:
+    return fill_work_dir(tmp_path)
+
+
+def fill_work_dir(folder: Path) -> Path:
     """A user's folder: problems in a file and reward functions in a module."""
     problems = [{"prompt": f"{a} plus {b} is", "answer": str(a + b)} for a in range(4) for b in range(4)]
-    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    (tmp_path / "my_rewards.py").write_text(REWARDS)
-    return tmp_path
+    (folder / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    (folder / "my_rewards.py").write_text(REWARDS)
+    return folder
 
 
 REWARDS = '''
@@ -148,6 +156,15 @@ class Cli:
             return None
 
         return self.wait_for(enough, f"step {num_steps}")
+
+    def ask_conductor(self, run_dir: Path, path: str, message: object = None) -> bytes:
+        """What the conductor of a run answers to an administrator."""
+        run = RunFolder(run_dir)
+        headers = {"Authorization": f"Bearer {run.tokens()['admin']}", "Content-Type": wire.CONTENT_TYPE}
+        body = None if message is None else wire.encode(message)
+        request = urllib.request.Request(f"{run.url('conductor')}{path}", body, headers)
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.read()
 
     def processes_of(self, run_dir: Path) -> dict[str, psutil.Process]:
         """The processes of a run by role, found by their command lines."""

@@ -1,0 +1,200 @@
+"""Real processes, faults by plan, one oracle: the final weights equal those of the undisturbed run byte for byte.
+
+Every case asserts the witness of each fault, and that no rollout was lost, replaced or counted twice.
+"""
+
+import json
+import subprocess
+
+import pytest
+
+from polyrhythm.chaos import read_witness
+from polyrhythm.wire import EngineName
+from tests.chaos.conftest import FLAGS
+from tests.integration.conftest import Cli, Outcome
+
+NUM_STEPS = FLAGS["num_steps"]
+
+
+def write_plan(cli: Cli, *faults: dict) -> str:
+    lines = []
+    for fault in faults:
+        lines += ["[[fault]]", *(f"{key} = {json.dumps(value)}" for key, value in fault.items())]
+    (cli.work_dir / "plan.toml").write_text("\n".join(lines))
+    return "plan.toml"
+
+
+def disturbed(cli: Cli, *faults: dict, **flags) -> Outcome:
+    plan = write_plan(cli, *faults)
+    return cli.run(*cli.arguments(**(FLAGS | flags)), "--chaos", plan)
+
+
+def resumed(cli: Cli, broken: Outcome) -> Outcome:
+    assert broken.returncode == 1, broken.output
+    outcome = cli.run("train", "--resume", str(broken.run_dir), "--observe.view", "plain")
+    assert outcome.run_dir == broken.run_dir
+    return outcome
+
+
+def fired(outcome: Outcome) -> list[tuple[str, str]]:
+    return sorted((line["what"], line["where"]) for line in read_witness(outcome.run_dir))
+
+
+def total(outcome: Outcome, metric: str) -> float:
+    return sum(row[metric] for row in outcome.metrics())
+
+
+def assert_nothing_was_lost(outcome: Outcome, undisturbed: bytes, num_refused: int = 0, num_duplicates: int = 0):
+    assert outcome.returncode == 0, outcome.output
+    assert [row["step"] for row in outcome.metrics()] == list(range(NUM_STEPS))
+    assert total(outcome, "groups/replaced") == 0
+    assert total(outcome, "reward/excluded") == 0
+    assert total(outcome, "ledger/duplicates") == num_duplicates
+    assert total(outcome, "onpolicy/violations") == num_refused, "answers of another version are refused and counted"
+    assert outcome.weights() == undisturbed
+
+
+def test_engines_killed_idle_and_in_the_middle_of_a_group_are_restarted(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "kill", "where": "engine-0", "step": 1, "at": "idle"},
+        {"what": "kill", "where": "engine-1", "step": 2, "at": "request", "nth": 2},
+    )
+    assert fired(outcome) == [("kill", "engine-0"), ("kill", "engine-1")]
+    details = {line["where"]: line["detail"] for line in read_witness(outcome.run_dir)}
+    assert details["engine-0"] == "idle" and not details["engine-1"].endswith(" 0 completions running")
+    assert total(outcome, "engines/lost") >= 1
+    assert_nothing_was_lost(outcome, undisturbed)
+
+
+def test_a_stopped_engine_and_one_ten_times_slower_lose_nothing(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "stop", "where": "engine-0", "step": 1, "for_s": 4},
+        {"what": "slow", "where": "engine-1", "step": 3, "factor": 10, "times": 8},
+        conductor__request_deadline_s=2,
+        conductor__hedge_groups=2,
+    )
+    assert set(fired(outcome)) == {("stop", "engine-0"), ("slow", "engine-1")}
+    assert total(outcome, "dispatch/retries") >= 1, "what the stopped engine had went elsewhere"
+    assert_nothing_was_lost(outcome, undisturbed)
+
+
+def test_errors_resets_torn_answers_and_nan_are_asked_for_again(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "error", "where": "engine-0", "step": 0},
+        {"what": "reset", "where": "engine-1", "step": 1},
+        {"what": "truncate", "where": "engine-0", "step": 2},
+        {"what": "nan", "where": "engine-1", "step": 3},
+    )
+    faults = [("error", "engine-0"), ("nan", "engine-1"), ("reset", "engine-1"), ("truncate", "engine-0")]
+    assert fired(outcome) == faults
+    assert total(outcome, "dispatch/retries") == 4
+    assert total(outcome, "ledger/refused") == 1, "one completion without numbers"
+    assert_nothing_was_lost(outcome, undisturbed)
+
+
+def test_wrong_versions_repeated_and_overtaken_answers_are_not_counted(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "duplicate", "where": "engine-0", "step": 0},
+        {"what": "reorder", "where": "engine-1", "step": 0},
+        {"what": "wrong_version", "where": "engine-1", "step": 1},
+    )
+    assert fired(outcome) == [("duplicate", "engine-0"), ("reorder", "engine-1"), ("wrong_version", "engine-1")]
+    assert_nothing_was_lost(outcome, undisturbed, num_refused=4, num_duplicates=4)
+
+
+def test_a_snapshot_that_one_engine_finds_damaged_and_a_failing_load_are_never_served(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "truncate_snapshot", "where": "engine-0", "step": 1},
+        {"what": "corrupt_snapshot", "where": "engine-1", "step": 2},
+        {"what": "fail_load", "where": "engine-0", "step": 3},
+    )
+    faults = [("corrupt_snapshot", "engine-1"), ("fail_load", "engine-0"), ("truncate_snapshot", "engine-0")]
+    assert fired(outcome) == faults
+    said = (outcome.run_dir / "logs" / "conductor.log").read_text()
+    assert "the snapshot is torn" in said and "digests differ" in said
+    assert_nothing_was_lost(outcome, undisturbed)
+
+
+def test_reward_workers_that_die_or_hang_once_are_asked_again(cli, undisturbed):
+    outcome = disturbed(
+        cli,
+        {"what": "kill", "where": "reward", "nth": 5},
+        {"what": "stop", "where": "reward", "nth": 60},
+        reward__deadline_s=1,
+    )
+    assert fired(outcome) == [("kill", "reward"), ("stop", "reward")]
+    assert_nothing_was_lost(outcome, undisturbed)
+
+
+def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cli, undisturbed):
+    plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 12, "times": 5})
+    process = cli.start([*cli.arguments(**(FLAGS | {"engine__num": 1})), "--chaos", plan])
+    run = cli.wait_for_steps(1)
+    cli.wait_for(lambda: read_witness(run), "the slow answer")
+    second = cli.start(["engine", "--run", str(run), "--name", "engine-1"])
+
+    def second_engine_serves() -> bool:
+        engines = {engine["name"]: engine for engine in json.loads(cli.ask_conductor(run, "/engines"))}
+        return "engine-1" in engines and engines["engine-1"]["policy_version"] == 1
+
+    try:
+        cli.wait_for(second_engine_serves, "engine-1 at version 1")
+        cli.ask_conductor(run, "/engines/drain", EngineName("engine-0"))
+        assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "this was in the middle of step 1"
+        outcome = cli.finish(process)
+        assert total(outcome, "dispatch/retries") == 0, "draining loses nothing"
+        assert outcome.metrics()[-1]["engines/serving"] == 1
+        assert_nothing_was_lost(outcome, undisturbed)
+    finally:
+        second.kill()
+        second.communicate(timeout=10)
+
+
+def test_a_trainer_killed_between_update_and_commit_is_resumed(cli, undisturbed):
+    broken = disturbed(cli, {"what": "kill", "where": "trainer", "step": 2, "at": "commit"})
+    assert fired(broken) == [("kill", "trainer")]
+    assert "trainer was killed by SIGKILL" in broken.output
+    assert_nothing_was_lost(resumed(cli, broken), undisturbed)
+
+
+def test_a_killed_conductor_is_resumed(cli, undisturbed):
+    broken = disturbed(cli, {"what": "kill", "where": "conductor", "step": 2, "at": "forward_backward"})
+    assert fired(broken) == [("kill", "conductor")]
+    assert "conductor was killed by SIGKILL" in broken.output
+    assert_nothing_was_lost(resumed(cli, broken), undisturbed)
+
+
+def test_a_snapshot_torn_for_everybody_ends_the_run_with_the_cause_and_it_is_resumed(cli, undisturbed):
+    torn = {"what": "truncate_snapshot", "where": "trainer", "step": 1}
+    broken = disturbed(cli, torn, engine__start_deadline_s=2)
+    assert fired(broken) == [("truncate_snapshot", "trainer")]
+    assert "no engine could serve version 2" in broken.output and "the snapshot is torn" in broken.output
+    assert_nothing_was_lost(resumed(cli, broken), undisturbed)
+
+
+def test_a_full_disk_at_publication_ends_the_run_with_the_cause_and_it_is_resumed(cli, undisturbed, small_disk):
+    broken = disturbed(cli, {"what": "disk_full", "where": "trainer", "step": 1}, weights__root=small_disk)
+    assert fired(broken) == [("disk_full", "trainer")]
+    assert "publishing weights v2" in broken.output and "No space left on device: make room" in broken.output
+    still_full = resumed(cli, broken)
+    assert still_full.returncode == 1 and "No space left on device" in still_full.output
+    for ballast in small_disk.rglob("ballast"):
+        ballast.unlink()
+    assert_nothing_was_lost(resumed(cli, broken), undisturbed)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two megabytes, removed afterwards."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True, timeout=10)
