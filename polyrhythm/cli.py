@@ -92,6 +92,12 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
             )
             command.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes all cores")
         command.set_defaults(run=function)
+
+    engines = commands.add_parser("engines", help="list, add, drain or remove the engines of a live run")
+    engines.add_argument("action", choices=["list", "add", "drain", "remove"], help="drain: when its work is done")
+    engines.add_argument("name", nargs="?", help="the engine to drain or remove")
+    engines.add_argument("--run", type=Path, dest="run_dir", required=True, help="the run folder")
+    engines.set_defaults(run=_engines)
     return parser
 
 
@@ -196,6 +202,28 @@ def _standalone_engine(parsed: argparse.Namespace) -> int:
             parsed.model, host=parsed.host, port=parsed.port, token_file=parsed.token_file, num_threads=parsed.threads
         )
     )
+
+
+def _engines(parsed: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from polyrhythm.cluster import engines
+    from polyrhythm.cluster.run_folder import RunFolder
+
+    run = RunFolder(parsed.run_dir)
+    if (parsed.name is None) != (parsed.action in ("list", "add")):
+        raise UserError("`engines drain` and `engines remove` need the name of an engine, `list` and `add` need none")
+    if parsed.action == "list":
+        engines.list_engines(run, Console(highlight=False, markup=False, soft_wrap=True))
+    elif parsed.action == "add":
+        print(f"{engines.add_engine(run)} is being started")
+    elif parsed.action == "drain":
+        engines.drain_engine(run, parsed.name)
+        print(f"{parsed.name} leaves when it has finished what it has")
+    else:
+        engines.remove_engine(run, parsed.name)
+        print(f"{parsed.name} has left the run")
+    return 0
 
 
 def _conductor(parsed: argparse.Namespace) -> int:

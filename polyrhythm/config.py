@@ -78,6 +78,10 @@ class EngineConfig(Section):
 
     num: int = Field(default=1, ge=1)
     """Engine processes to start."""
+    min: int = Field(default=0, ge=0)
+    """Fewest engines of this machine when they follow demand; 0 is engine.num."""
+    max: int = Field(default=0, ge=0)
+    """Most engines of this machine when they follow demand; 0 is engine.num."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each engine; 0 divides the machine between the processes."""
     max_batch: int = Field(default=64, ge=1)
@@ -139,6 +143,8 @@ class ConductorConfig(Section):
     """Address the conductor binds; another than loopback lets engines of other machines join, with the run's token."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port the conductor binds; 0 takes a free one."""
+    dispatch: Literal["longest_first", "problem"] = "longest_first"
+    """Which group goes out next: the one with the longest completions at its last visit, or by problem order."""
     request_deadline_s: float = Field(default=300.0, gt=0)
     """A generation request must be answered within this time."""
     max_attempts: int = Field(default=8, ge=1)
@@ -201,6 +207,12 @@ class Config(BaseSettings):
         if self.rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves no group to compare with: use at least 2"
+            )
+        engine = self.engine
+        if not (engine.min or engine.num) <= engine.num <= (engine.max or engine.num):
+            raise ValueError(
+                f"engine.num={engine.num} is not between engine.min={engine.min} and engine.max={engine.max}: "
+                "a run starts with engine.num engines, then follows demand between the two"
             )
         context_length = self.engine.context_length
         if context_length and self.rollout.max_tokens >= context_length:

@@ -4,6 +4,7 @@ import time
 from datetime import datetime
 from typing import Any
 
+from polyrhythm.cluster.autoscale import Autoscaler
 from polyrhythm.cluster.chaos import Reviver
 from polyrhythm.cluster.fleet import Fleet
 from polyrhythm.cluster.part import Part, start_part
@@ -31,6 +32,7 @@ class LocalRun:
         self.trainer: Part | None = None
         self.reviver = Reviver(folder.path) if folder.faults("supervisor") else None
         self.fleet = Fleet(folder, threads.engine, config.engine.max_restarts, self.note)
+        self.autoscaler = Autoscaler(config.engine, self.fleet, folder.path / "autoscale.jsonl", self.note)
 
     def __enter__(self) -> "LocalRun":
         try:
@@ -60,8 +62,11 @@ class LocalRun:
                 raise RunError(self._what_happened())
             if self.reviver:
                 self.reviver.look()
+            self.fleet.start_requested()
+            ended = self.fleet.ended()
             if status := self._status():
-                self.fleet.tend(status)
+                self.fleet.tend(ended, status)
+                self.autoscaler.look(status)
                 view.update(status)
             time.sleep(POLL_S)
 

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,14 +20,22 @@ class Part:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    asked_at_s: float | None = None
+    """When it was asked to end."""
 
     @property
     def returncode(self) -> int | None:
         return self.process.poll()
 
     def ask_to_end(self) -> None:
-        if self.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
+        """Once; a part that does not listen is killed when it is asked again later."""
+        now_s = time.monotonic()
+        if self.asked_at_s is None:
+            self.asked_at_s = now_s
+            if self.returncode is None:
+                self.process.send_signal(signal.SIGTERM)
+        elif now_s - self.asked_at_s > KILL_DEADLINE_S and self.returncode is None:
+            self.kill()
 
     def kill(self) -> None:
         self.process.kill()

@@ -1,5 +1,6 @@
 """The folder of a run: what every process of it needs to know, and what it leaves behind."""
 
+import itertools
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ class RunFolder:
         self.path = path
         self.logs = path / "logs"
         self.processes = path / "processes"
+        self.requests = path / "requests"
 
     @classmethod
     def create(cls, config: Config, model_dir: Path) -> "RunFolder":
@@ -53,8 +55,8 @@ class RunFolder:
 
     def reopen(self, config: Config, first_step: int) -> None:
         """Make the folder of an ended run ready to go on at `first_step`; what was logged beyond it will be made again."""
-        for announcement in self.processes.glob("*.json"):
-            announcement.unlink()
+        for stale in (*self.processes.glob("*.json"), *self.requests.glob("*")):
+            stale.unlink()
         for name in ("metrics.jsonl", "samples.jsonl"):
             _keep_steps_below(self.path / name, first_step)
         Journal(self.path / "journal").forget_groups_after(first_step)
@@ -104,6 +106,23 @@ class RunFolder:
         """Called by a server process once it listens."""
         self._write(f"processes/{name}.json", {"pid": os.getpid(), "url": url})
 
+    def request_engine(self, taken: set[str]) -> Path:
+        """Ask the supervisor of this run for one more engine; the file that asks is gone once it has heard."""
+        self.requests.mkdir(exist_ok=True)
+        while True:
+            path = self.requests / free_engine_name(taken)
+            try:
+                path.touch(exist_ok=False)
+                return path
+            except FileExistsError:
+                taken = {*taken, path.name}
+
+    def take_engine_requests(self) -> list[str]:
+        names = sorted(path.name for path in self.requests.glob("engine-*"))
+        for name in names:
+            (self.requests / name).unlink()
+        return names
+
     def forget_announcement(self, name: str) -> None:
         (self.processes / f"{name}.json").unlink(missing_ok=True)
 
@@ -142,6 +161,10 @@ class RunFolder:
 
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads((self.path / name).read_text())
+
+
+def free_engine_name(taken: set[str]) -> str:
+    return next(name for number in itertools.count() if (name := f"engine-{number}") not in taken)
 
 
 def _keep_steps_below(path: Path, first_step: int) -> None:

@@ -46,6 +46,8 @@ algorithm.clip_high
 algorithm.kl_coef
 algorithm.kl_estimator
 engine.num
+engine.min
+engine.max
 engine.threads
 engine.max_batch
 engine.context_length

@@ -1,0 +1,153 @@
+"""How many engines: more when the trainer waits for them, fewer when they wait for the trainer."""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from polyrhythm.cluster.run_folder import free_engine_name
+from polyrhythm.config import EngineConfig
+from polyrhythm.errors import RunError
+
+WAIT_SHARE = 0.4
+"""A trainer that waits for groups this share of a step has too few engines."""
+IDLE_SHARE = 0.5
+"""Engines that are idle this share of a step may be too many."""
+FULL_SHARE = 0.85
+"""One fewer must still be done with its work in this share of a step."""
+NUM_STEPS_SEEN = 3
+COOL_DOWN_S = 20.0
+
+
+class Launcher(Protocol):
+    """Starts and stops engines somewhere: processes of this machine, or whatever else can be told a name."""
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def start(self, name: str) -> None: ...
+
+    def stop(self, name: str) -> None:
+        """Let it finish what it has; RunError if it cannot be asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepDemand:
+    """One finished step: how many engines served it, and which shares of it were spent waiting."""
+
+    num_serving: int
+    wait_share: float
+    idle_share: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One more, one fewer or neither, and why."""
+
+    change: int
+    reason: str
+
+
+def demand_of(metrics: dict[str, float]) -> StepDemand:
+    """The demand that the metrics of a step show. Engines are idle from the last group to the end of the step."""
+    step_s = max(metrics["time/step_s"], 1e-9)
+    busy_s = metrics["time/load_s"] + metrics["generate/last_group_s"]
+    return StepDemand(
+        num_serving=int(metrics["engines/serving"]),
+        wait_share=min(1.0, metrics.get("time/trainer_wait_s", 0.0) / step_s),
+        idle_share=max(0.0, 1.0 - busy_s / step_s),
+    )
+
+
+def decide(steps: list[StepDemand], num_engines: int, fewest: int, most: int) -> Decision:
+    """What recent steps, all served by the engines of now, ask for."""
+    if len(steps) < NUM_STEPS_SEEN:
+        return Decision(0, f"{len(steps)} of {NUM_STEPS_SEEN} steps seen")
+    wait_share = fmean(step.wait_share for step in steps)
+    idle_share = fmean(step.idle_share for step in steps)
+    said = f"over {len(steps)} steps the trainer waited {wait_share:.0%} and engines were idle {idle_share:.0%} of the time"
+    if wait_share > WAIT_SHARE and idle_share < IDLE_SHARE:
+        if num_engines >= most:
+            return Decision(0, f"{said}, but engine.max={most} engines are there")
+        return Decision(+1, f"{said}: one more engine")
+    if idle_share > IDLE_SHARE and wait_share < WAIT_SHARE:
+        if num_engines <= fewest:
+            return Decision(0, f"{said}, but only engine.min={fewest} engines are there")
+        busy_with_fewer = (1 - idle_share) * num_engines / (num_engines - 1)
+        if busy_with_fewer <= FULL_SHARE:
+            return Decision(-1, f"{said}: one engine fewer")
+    return Decision(0, said)
+
+
+class Autoscaler:
+    """Looks at the run's status now and then, and has the launcher start or stop one engine at a time.
+
+    Off when engine.min and engine.max leave no choice. Each decision is noted with its reason and appended to `path`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        launcher: Launcher,
+        path: Path,
+        note: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._fewest, self._most = config.min or config.num, config.max or config.num
+        self._launcher = launcher
+        self._path = path
+        self._note = note
+        self._clock = clock
+        self._changed_at_s = clock()
+        self._num_seen = 0
+        self._steps: deque[StepDemand] = deque(maxlen=NUM_STEPS_SEEN)
+
+    def look(self, status: dict[str, Any]) -> None:
+        num_finished = len(status["history"]["reward"])
+        if self._fewest == self._most or num_finished == self._num_seen:
+            return
+        self._num_seen = num_finished
+        self._see(demand_of(status["last"]), self._num_elsewhere(status))
+        if self._clock() - self._changed_at_s < COOL_DOWN_S:
+            return
+        names = self._launcher.names
+        decision = decide(list(self._steps), len(names), self._fewest, self._most)
+        if decision.change:
+            self._act(decision, num_finished, names, {engine["name"] for engine in status["engines"]})
+
+    def _see(self, step: StepDemand, num_elsewhere: int) -> None:
+        """Steps before the last change has taken effect say nothing about the engines of now."""
+        if step.num_serving == len(self._launcher.names) + num_elsewhere:
+            self._steps.append(step)
+        else:
+            self._steps.clear()
+
+    def _num_elsewhere(self, status: dict[str, Any]) -> int:
+        ours = self._launcher.names
+        serving = ("ready", "suspect")
+        return sum(engine["state"] in serving and engine["name"] not in ours for engine in status["engines"])
+
+    def _act(self, decision: Decision, num_finished: int, names: list[str], taken: set[str]) -> None:
+        name = free_engine_name(taken | set(names)) if decision.change > 0 else names[-1]
+        try:
+            if decision.change > 0:
+                self._launcher.start(name)
+            else:
+                self._launcher.stop(name)
+        except RunError as error:
+            self._note(f"{name} was not {'started' if decision.change > 0 else 'stopped'}: {error}")
+            return
+        self._steps.clear()
+        self._changed_at_s = self._clock()
+        self._note(f"{decision.reason}, {name}")
+        line = {
+            "time": time.time(), "steps": num_finished, "engine": name, "change": decision.change,
+            "engines": len(self._launcher.names), "reason": decision.reason,
+        }  # fmt: skip
+        with open(self._path, "a") as file:
+            file.write(json.dumps(line) + "\n")

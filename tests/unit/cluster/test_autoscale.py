@@ -1,0 +1,133 @@
+"""More engines when the trainer waits, fewer when they do: decided on numbers, acted on through a launcher."""
+
+import json
+
+import pytest
+
+from polyrhythm.cluster.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
+from polyrhythm.config import EngineConfig, load_config
+from polyrhythm.errors import RunError, UserError
+
+
+def steps(num=NUM_STEPS_SEEN, *, serving=2, wait=0.0, idle=0.0) -> list[StepDemand]:
+    return [StepDemand(serving, wait, idle)] * num
+
+
+@pytest.mark.parametrize(
+    ("wait", "idle", "num_engines", "change"),
+    [
+        (0.7, 0.0, 2, +1),  # the trainer waits
+        (0.7, 0.0, 4, 0),  # the most are there already
+        (0.0, 0.7, 2, -1),  # engines wait, and one alone would be done in time
+        (0.0, 0.7, 1, 0),  # the fewest are there already
+        (0.0, 0.55, 2, 0),  # one alone would take 0.9 of the step
+        (0.2, 0.2, 2, 0),  # both work most of the time
+        (0.6, 0.6, 2, 0),  # a synchronous schedule: both wait, in turns
+    ],
+)
+def test_decisions(wait, idle, num_engines, change):
+    decision = decide(steps(wait=wait, idle=idle), num_engines, fewest=1, most=4)
+    assert decision.change == change
+    assert f"{wait:.0%}" in decision.reason and f"{idle:.0%}" in decision.reason
+
+
+def test_nothing_is_decided_before_enough_steps_were_seen():
+    assert decide(steps(NUM_STEPS_SEEN - 1, wait=0.9), 1, 1, 4).change == 0
+
+
+def test_demand_is_read_from_the_metrics_of_a_step():
+    metrics = {"time/step_s": 10.0, "time/load_s": 1.0, "generate/last_group_s": 3.0, "engines/serving": 2}
+    assert demand_of(metrics | {"time/trainer_wait_s": 4.0}) == StepDemand(2, 0.4, 0.6)
+
+
+class RecordingLauncher:
+    def __init__(self, num: int):
+        self.names = [f"engine-{index}" for index in range(num)]
+        self.events: list[str] = []
+        self.refuses = False
+
+    def start(self, name: str) -> None:
+        self.events.append(f"start {name}")
+        self.names.append(name)
+
+    def stop(self, name: str) -> None:
+        if self.refuses:
+            raise RunError("the conductor cannot be reached")
+        self.events.append(f"stop {name}")
+        self.names.remove(name)
+
+
+class Scene:
+    """An autoscaler between 1 and 3 engines, and a run that finishes steps."""
+
+    def __init__(self, path, num=2, **config):
+        self.launcher, self.notes, self.now_s, self.num_finished = RecordingLauncher(num), [], 0.0, 0
+        limits = EngineConfig(**({"num": num, "min": 1, "max": 3} | config))
+        self.autoscaler = Autoscaler(limits, self.launcher, path, self.notes.append, clock=lambda: self.now_s)
+        self.now_s = COOL_DOWN_S
+
+    def finish_steps(self, num=NUM_STEPS_SEEN, *, wait=0.0, idle=0.0, serving=None, elsewhere=0) -> None:
+        names = [*self.launcher.names, *(f"far-{index}" for index in range(elsewhere))]
+        for _ in range(num):
+            self.num_finished += 1
+            last = {
+                "time/step_s": 1.0, "time/load_s": 0.0, "generate/last_group_s": 1 - idle, "time/trainer_wait_s": wait,
+                "engines/serving": len(names) if serving is None else serving,
+            }  # fmt: skip
+            engines = [{"name": name, "state": "ready"} for name in names]
+            self.autoscaler.look({"history": {"reward": [0.0] * self.num_finished}, "last": last, "engines": engines})
+
+
+@pytest.fixture
+def scene(tmp_path) -> Scene:
+    return Scene(tmp_path / "autoscale.jsonl")
+
+
+def test_an_engine_is_started_when_the_trainer_waits_and_the_reason_is_written_down(scene, tmp_path):
+    scene.finish_steps(wait=0.8)
+    assert scene.launcher.events == ["start engine-2"]
+    (line,) = [json.loads(line) for line in (tmp_path / "autoscale.jsonl").read_text().splitlines()]
+    assert (line["engine"], line["change"], line["engines"], line["steps"]) == ("engine-2", 1, 3, NUM_STEPS_SEEN)
+    assert "the trainer waited 80%" in line["reason"] and "the trainer waited 80%" in scene.notes[0]
+
+
+def test_the_youngest_engine_is_stopped_when_they_are_idle(scene):
+    scene.finish_steps(idle=0.8)
+    assert scene.launcher.events == ["stop engine-1"]
+
+
+def test_after_a_change_a_while_and_new_steps_are_waited_for(scene):
+    scene.finish_steps(wait=0.8)
+    scene.launcher.names.remove("engine-2")
+    scene.finish_steps(5, wait=0.8)
+    assert len(scene.launcher.events) == 1
+    scene.now_s += COOL_DOWN_S
+    scene.finish_steps(1, wait=0.8)
+    assert len(scene.launcher.events) == 2
+
+
+def test_steps_that_not_all_engines_served_do_not_count(scene):
+    scene.finish_steps(9, wait=0.8, serving=1)
+    assert not scene.launcher.events
+    scene.finish_steps(NUM_STEPS_SEEN, wait=0.8, elsewhere=1)
+    assert len(scene.launcher.events) == 1
+
+
+def test_an_engine_that_could_not_be_stopped_is_tried_again(scene, tmp_path):
+    scene.launcher.refuses = True
+    scene.finish_steps(idle=0.8)
+    assert "cannot be reached" in scene.notes[0] and not (tmp_path / "autoscale.jsonl").exists()
+    scene.launcher.refuses = False
+    scene.finish_steps(1, idle=0.8)
+    assert scene.launcher.events == ["stop engine-1"]
+
+
+def test_it_is_off_unless_a_range_is_given(tmp_path):
+    scene = Scene(tmp_path / "autoscale.jsonl", min=0, max=0)
+    scene.finish_steps(9, wait=0.9)
+    assert not scene.launcher.events
+
+
+def test_a_range_that_excludes_the_first_number_is_refused():
+    with pytest.raises(UserError, match="engine.num=2 is not between engine.min=3 and engine.max=0"):
+        load_config([], {"engine": {"num": 2, "min": 3}})
