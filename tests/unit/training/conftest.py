@@ -60,6 +60,8 @@ def logprobs_one_by_one(model: PreTrainedModel, groups: list[PromptAndCompletion
         prompt, completions = groups[group]
         token_ids = torch.tensor([[*prompt, *completions[rollout]]])
         logits = model(input_ids=token_ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        pieces.append(logits.log_softmax(dim=-1).gather(1, token_ids[0, len(prompt) :, None]).squeeze(1))
+        # In fp64: over a vocabulary of 49k the fp32 softmax alone is 1e-5 off.
+        logprobs = logits.double().log_softmax(dim=-1).gather(1, token_ids[0, len(prompt) :, None]).squeeze(1)
+        pieces.append(logprobs.to(logits.dtype))
     model.set_attn_implementation(implementation)
     return torch.cat(pieces)

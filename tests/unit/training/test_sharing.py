@@ -168,21 +168,35 @@ def test_in_fp64_packed_rows_equal_separate_sequences_to_ten_digits(kernel, num_
 
 @pytest.mark.pretrained
 def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one):
-    from transformers import AutoModelForCausalLM
+    """In fp32 this model rounds: separate sequences in plain transformers are 3e-5 away from fp64, packed ones no further.
+
+    So the exact comparison is made in fp64; in fp32 the tolerance is relative to the log-probability, and to the whole
+    gradient instead of each parameter's.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from polyrhythm.weights.pretrained import resolve_model
 
-    model = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m"), dtype=torch.float32)
-    assert prepare_model(model, "always")
-    draw = torch.Generator().manual_seed(0)
-    lengths = [(23, [4, 1, 9]), (7, [3, 3])]
-    groups = [
-        (torch.randint(0, 49_000, (prompt,), generator=draw).tolist(),
-         [torch.randint(0, 49_000, (length,), generator=draw).tolist() for length in completions])
-        for prompt, completions in lengths
-    ]  # fmt: skip
+    folder = resolve_model("smollm2-135m")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [
+        ("12+30=42\n45+17=62\n23+41=64\n36+58=", ["94\n", "93\n", "8", "100\n"]),
+        ("In spring the meadows beside the river are flooded, and", [" nothing grows before the end of May.", " they"]),
+    ]
+    groups = [(tokenizer(prompt).input_ids, [tokenizer(text).input_ids for text in texts]) for prompt, texts in texts]
     (layout,) = pack(groups, share_prompt=True, max_tokens=999)
-    expected_N = one_by_one(model, groups, layout)
-    actual_N = score(model, layout).logprobs_N
-    assert (actual_N - expected_N).abs().max() < 5e-6
-    assert relative_error(gradients(model, actual_N), gradients(model, expected_N)) < 1e-5
+    for dtype, tolerance_per_nat in ((torch.float32, 5e-6), (torch.float64, 0.0)):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        assert prepare_model(model, "always")
+        expected_N = one_by_one(model, groups, layout)
+        expected_gradients = gradients(model, expected_N)
+        actual_N = score(model, layout).logprobs_N
+        assert ((actual_N - expected_N).abs() <= 5e-6 + tolerance_per_nat * expected_N.abs()).all()
+        actual_gradients = gradients(model, actual_N)
+        if dtype == torch.float32:
+            actual_gradients, expected_gradients = [flat(actual_gradients)], [flat(expected_gradients)]
+        assert relative_error(actual_gradients, expected_gradients) < 1e-5
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
