@@ -23,6 +23,7 @@ BENCHMARKS = {
     "tri_model.py": "Peak memory of one, two and three models",
     "utilisation.py": "How busy the cores are over quickstart steps, and what weights cost",
     "conductor.py": "The conductor without models: CPU per rollout, memory per rollout in flight",
+    "dispatch_order.py": "Longest expected first against problem order, scripted engines with heavy-tailed lengths",
     "against_trl.py": "A whole step against TRL's GRPOTrainer, without and with KL",
 }
 

@@ -14,6 +14,7 @@ from polyrhythm.conductor.engine_state import EngineHealth, EngineState, Limits
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.keeper import EngineKeeper
 from polyrhythm.conductor.ledger import Ledger
+from polyrhythm.conductor.lengths import LengthHistory
 from polyrhythm.conductor.pool import Engine, EnginePool
 from polyrhythm.conductor.step import Step
 from polyrhythm.conductor.step_metrics import step_metrics
@@ -97,6 +98,7 @@ class Conductor:
         self._writer = writer
         self._journal = journal
         self._connect = connect
+        self._lengths = LengthHistory()
         self._changed = Change()
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
         self._keeper = EngineKeeper(self.pool, config.weights.load_deadline_s, stuck_s, self._event)
@@ -253,9 +255,11 @@ class Conductor:
             await self._wait_until_engines_settle(step)
             step.dispatched_at_s = time.monotonic()
             self._event()
+            longest_first = self.config.conductor.dispatch == "longest_first" and self.config.order == "completion"
             dispatcher = Dispatcher(
-                step, self.pool, self._text, self._scorer, self._settings, self._next_problem, self._group_finished
-            )
+                step, self.pool, self._text, self._scorer, self._settings, self._next_problem, self._group_finished,
+                order=self._lengths.dispatch_order(step.problems) if longest_first else None,
+            )  # fmt: skip
             await dispatcher.run()
             if step.num_scored == 0:
                 raise RunError(f"every reward of step {step.version} failed, for example: {step.reward_errors[0]}")
@@ -271,6 +275,7 @@ class Conductor:
 
     def _group_finished(self, group: Group) -> None:
         self._journal.add_group(group)
+        self._lengths.saw(group)
         self._note_end_of_generation()
         self._event()
 

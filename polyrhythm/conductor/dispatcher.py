@@ -52,7 +52,7 @@ class RequestSettings:
 
 
 class Dispatcher:
-    """Consumes the positions of a step in order, produces finished groups in the step.
+    """Consumes the positions of a step in `order`, produces finished groups in the step.
 
     Waits for room in an engine; unblocked by `pool.changed`. A group goes whole to one engine. What fails goes out
     again, with the same seeds, for the rollouts that are missing; a problem that keeps failing is replaced by the next.
@@ -67,6 +67,7 @@ class Dispatcher:
         settings: RequestSettings,
         next_problem: Callable[[], Problem],
         on_finished: Callable[[Group], None],
+        order: Sequence[int] | None = None,
     ):
         self._step = step
         self._pool = pool
@@ -75,7 +76,8 @@ class Dispatcher:
         self._settings = settings
         self._next_problem = next_problem
         self._on_finished = on_finished
-        self._queue = WorkQueue([position for position in range(step.num_groups) if position not in step.finished])
+        positions = range(step.num_groups) if order is None else order
+        self._queue = WorkQueue([position for position in positions if position not in step.finished])
         self._flights: dict[int, list[Flight]] = {}
         self._landed_s: list[float] = []
 

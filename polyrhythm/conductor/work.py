@@ -28,11 +28,12 @@ def pause_before_attempt(num_attempts: int, jitter: float) -> float:
 
 
 class WorkQueue:
-    """Positions go out in order; one that failed comes back after a pause."""
+    """Positions go out in the given order; one that failed comes back after a pause, before those that follow it."""
 
     def __init__(self, positions: Iterable[int], jitter: Callable[[], float] = random.random):
         self._works = {position: Work(position) for position in positions}
-        self._ready = sorted(self._works)
+        self._rank = {position: rank for rank, position in enumerate(self._works)}
+        self._ready = [(rank, position) for position, rank in self._rank.items()]  # sorted, so it is a heap
         self._paused: list[tuple[float, int]] = []
         self._jitter = jitter
 
@@ -45,11 +46,11 @@ class WorkQueue:
     def peek(self, now_s: float) -> Work | None:
         """What `pop` would give; None when nothing is ready."""
         while self._paused and self._paused[0][0] <= now_s:
-            heapq.heappush(self._ready, heapq.heappop(self._paused)[1])
-        return self._works[self._ready[0]] if self._ready else None
+            self._make_ready(heapq.heappop(self._paused)[1])
+        return self._works[self._ready[0][1]] if self._ready else None
 
     def pop(self) -> Work:
-        return self._works[heapq.heappop(self._ready)]
+        return self._works[heapq.heappop(self._ready)[1]]
 
     def put_back(self, work: Work, now_s: float) -> None:
         """Try again after a pause that grows with the number of attempts."""
@@ -60,8 +61,11 @@ class WorkQueue:
         """The problem of this position was replaced: nothing that happened before counts."""
         work.num_attempts = work.num_refusals = 0
         work.avoid = ""
-        heapq.heappush(self._ready, work.position)
+        self._make_ready(work.position)
 
     def seconds_to_next(self, now_s: float) -> float:
         """Until the first paused work is ready again; infinite when nothing is paused."""
         return max(0.0, self._paused[0][0] - now_s) if self._paused else math.inf
+
+    def _make_ready(self, position: int) -> None:
+        heapq.heappush(self._ready, (self._rank[position], position))

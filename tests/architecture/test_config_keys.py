@@ -71,6 +71,7 @@ weights.keep
 weights.load_deadline_s
 conductor.host
 conductor.port
+conductor.dispatch
 conductor.request_deadline_s
 conductor.max_attempts
 conductor.hedge_groups

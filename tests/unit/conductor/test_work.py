@@ -8,10 +8,10 @@ from polyrhythm.conductor.work import MAX_PAUSE_S, WorkQueue, pause_before_attem
 def test_work_goes_out_in_order_and_failed_work_comes_back_after_its_pause():
     queue = WorkQueue([2, 0, 1], jitter=lambda: 0.5)
     first = queue.pop()
-    assert first.position == 0
+    assert first.position == 2
     first.num_attempts = 1
     queue.put_back(first, now_s=10)
-    assert [queue.pop().position, queue.pop().position] == [1, 2]
+    assert [queue.pop().position, queue.pop().position] == [0, 1]
     assert len(queue) == 1
     assert queue.peek(now_s=10) is None
     assert queue.seconds_to_next(10) == pytest.approx(0.1)
