@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.batch import DecodeBatch, draws_of
-from polyrhythm.engine.model_runner import ModelRunner
+from polyrhythm.engine.model_runner import ModelRunner, Part
 from polyrhythm.engine.refusals import Busy, EngineFailed, Refused, WrongVersion
 from polyrhythm.engine.sampler import Draws, Sampler
 from polyrhythm.engine.scheduler import ActiveRequest, NewToken, Scheduler
@@ -224,28 +225,39 @@ class InferenceEngine:
     def _step(self) -> None:
         """One token for every running completion, and the first one for every request whose prompt is done."""
         self._scheduler.admit()
-        hidden_states, joining = [], []
-        for request, chunk in self._scheduler.prefill_chunks():
-            hidden = self._runner.prefill(self._cache, request.where, chunk, request.num_prefilled)
-            if request.num_prefilled + len(chunk) == len(request.request.prompt_ids):
-                joining.append(request)
-                hidden_states.append(hidden)
         running = list(self._scheduler.running)
+        parts: list[Part] = []
+        joining: list[ActiveRequest] = []
+        wanted: list[int] = []
         if running:
             if self._batch is None:
                 self._batch = DecodeBatch(running, self._cache.padding_slot, self._runner.device)
-            hidden = self._runner.decode(self._cache, self._batch)
-            hidden_states.insert(0, hidden[: self._batch.num_rows] if joining else hidden)
-        if not hidden_states:
+            parts.append(self._runner.decode(self._cache, self._batch))
+            wanted.append(0)
+        for request, chunk in self._scheduler.prefill_chunks():
+            parts.append(self._runner.prefill(self._cache, request.where, chunk, request.num_prefilled))
+            if request.num_prefilled + len(chunk) == len(request.request.prompt_ids):
+                joining.append(request)
+                wanted.append(len(parts) - 1)
+        results = self._runner.run(parts)
+        if not wanted:
             return
+        hidden = results[wanted[0]] if len(wanted) == 1 else self._joined(results, wanted)
         if self._draws is None or self._batch is None or joining:
             self._draws = draws_of(running, joining)
-        logits = self._runner.logits(torch.cat(hidden_states) if joining else hidden_states[0])
+        logits = self._runner.logits(hidden)
         tokens, logprobs = self._sampler.draw(logits, self._draws)
         self._num_tokens_generated += len(tokens)
         for request in joining:
             self._scheduler.start_decoding(request)
         self._record([*running, *joining], tokens, logprobs, changed=bool(joining))
+
+    def _joined(self, results: list[Tensor], wanted: list[int]) -> Tensor:
+        """The rows to draw from: those of running completions without their padding, then one per joining request."""
+        rows = [results[index] for index in wanted]
+        if self._batch is not None:
+            rows[0] = rows[0][: self._batch.num_rows]
+        return torch.cat(rows)
 
     def _record(self, requests: list[ActiveRequest], tokens: np.ndarray, logprobs: np.ndarray, changed: bool) -> None:
         """Give every request its tokens, end completions, and move the batch on or have it rebuilt."""

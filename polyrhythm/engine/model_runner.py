@@ -4,7 +4,7 @@ Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key
 directly on the weights of the transformers module, packed for the CPU; `refresh` packs again what was loaded into it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,17 @@ class Layer:
     gate: Projection
     up: Projection
     down: Projection
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a pass: they share its matrix products with other parts; their attention is their own."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: LayerAttention
+    kept: slice
+    """The rows whose hidden states are wanted."""
 
 
 class ModelRunner:
@@ -76,9 +87,8 @@ class ModelRunner:
     def kv_bytes_per_token(self) -> int:
         return len(self.layers) * 2 * self.num_kv_heads * self.head_dim * 4
 
-    @torch.inference_mode()
-    def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Tensor:
-        """Run prompt tokens from position `start` on and keep their keys and values; the last hidden state [1, dim]."""
+    def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Part:
+        """Prompt tokens from position `start` on, whose keys and values are kept; its result is the last one's [1, dim]."""
         num_tokens = len(token_ids)
         num_rows = padded_rows(num_tokens)
         padding = num_rows - num_tokens
@@ -99,11 +109,10 @@ class ModelRunner:
                 output = merge(attended, earlier)
             return output[0].transpose(0, 1).reshape(num_rows, -1)
 
-        return self._trunk(ids, positions, attention)[num_tokens - 1 : num_tokens]
+        return Part(ids, positions, attention, slice(num_tokens - 1, num_tokens))
 
-    @torch.inference_mode()
-    def decode(self, cache: KvCache, batch: DecodeBatch) -> Tensor:
-        """Run one token of every running completion; the hidden states [rows, dim]."""
+    def decode(self, cache: KvCache, batch: DecodeBatch) -> Part:
+        """One token of every running completion; its result is all rows [rows, dim]."""
         num_rows = batch.num_padded_rows
         repeats = self.num_heads // self.num_kv_heads
         window = -(-_MIN_QUERIES // repeats)
@@ -135,7 +144,28 @@ class ModelRunner:
             merge_rows(own_parts, prompt_parts, out=output[: batch.num_rows])
             return output.flatten(1)
 
-        return self._trunk(batch.token_ids, batch.positions, attention)
+        return Part(batch.token_ids, batch.positions, attention, slice(num_rows))
+
+    @torch.inference_mode()
+    def run(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Take all parts through the layers in one pass; the hidden states that each asked for.
+
+        A row's bits do not depend on the other rows of a matrix product, so parts do not depend on one another; they are
+        attended in order, so a part may read what an earlier one has just written to the cache.
+        """
+        if len(parts) == 1:
+            (part,) = parts
+            return [self._trunk(part.token_ids, part.positions, part.attention)[part.kept]]
+        sizes = [len(part.token_ids) for part in parts]
+
+        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            pieces = zip(parts, queries.split(sizes), keys.split(sizes), values.split(sizes), strict=True)
+            return torch.cat([part.attention(layer, *piece) for part, *piece in pieces])
+
+        token_ids = torch.cat([part.token_ids for part in parts])
+        positions = torch.cat([part.positions for part in parts])
+        hidden = self._trunk(token_ids, positions, attention).split(sizes)
+        return [rows[part.kept] for rows, part in zip(hidden, parts, strict=True)]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from polyrhythm.wire import GenerateReply, GenerateRequest
 
 # Chunks start at multiples of this in every prompt, so that how a prompt is cut depends on the prompt alone.
 PREFILL_CHUNK = 256
+# Matrix products gain little beyond this many rows; a pass with more would only keep others waiting.
+ROWS_PER_PASS = 64
 _SEED_MASK = 2**64 - 1
 
 
@@ -158,17 +160,22 @@ class Scheduler:
             self.prefilling.append(self.waiting.popleft())
 
     def prefill_chunks(self) -> Iterator[tuple[ActiveRequest, list[int]]]:
-        """The prompt tokens to run before the next decoding step: all of them, or one chunk if others decode."""
-        budget = PREFILL_CHUNK if self.running else None
+        """The prompt tokens of the next pass: one chunk at least, and as many as fill it up beside the rows that decode.
+
+        Prompts join one after another instead of all at once, so that groups also end one after another, early.
+        """
+        num_rows = sum(request.num_active for request in self.running)
+        is_first = True
         for active in list(self.prefilling):
             prompt_ids = active.request.prompt_ids
             while active.num_prefilled < len(prompt_ids):
                 chunk = prompt_ids[active.num_prefilled : active.num_prefilled + PREFILL_CHUNK]
-                if budget is not None and len(chunk) > budget:
+                if not is_first and num_rows + len(chunk) > ROWS_PER_PASS:
                     return
                 yield active, chunk
                 active.num_prefilled += len(chunk)
-                budget = budget - len(chunk) if budget is not None else None
+                num_rows += len(chunk)
+                is_first = False
 
     def start_decoding(self, request: ActiveRequest) -> None:
         self.prefilling.remove(request)

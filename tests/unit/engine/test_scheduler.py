@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polyrhythm.engine.refusals import Refused, TooLarge
-from polyrhythm.engine.scheduler import PREFILL_CHUNK, ActiveRequest, Scheduler
+from polyrhythm.engine.scheduler import PREFILL_CHUNK, ROWS_PER_PASS, ActiveRequest, Scheduler
 from polyrhythm.types import Sampling
 from polyrhythm.wire import GenerateRequest
 
@@ -78,19 +78,26 @@ def test_prompt_ids_outside_the_vocabulary_are_refused():
             scheduler().check(GenerateRequest("a", 0, [1, bad], [0], Sampling(4)))
 
 
-def test_prompts_are_run_whole_when_nothing_decodes_and_by_one_chunk_a_step_otherwise():
+def test_a_pass_takes_one_chunk_of_a_prompt_and_more_only_while_it_is_not_full():
     schedule = scheduler(num_slots=5000, context_length=2000)
-    long = PREFILL_CHUNK * 2 + 10
-    schedule.add(active("a", prompt=long))
+    schedule.add(active("a", prompt=PREFILL_CHUNK * 2 + 10))
     schedule.add(active("b", prompt=30))
+    schedule.add(active("c", prompt=30))
     schedule.admit()
-    assert [len(chunk) for _, chunk in schedule.prefill_chunks()] == [PREFILL_CHUNK, PREFILL_CHUNK, 10, 30]
-    for request in list(schedule.prefilling):
-        schedule.start_decoding(request)
-    schedule.add(active("c", prompt=long))
+    passes = [[len(chunk) for _, chunk in schedule.prefill_chunks()] for _ in range(4)]
+    assert passes == [[PREFILL_CHUNK], [PREFILL_CHUNK], [10, 30], [30]]
+
+
+def test_rows_that_decode_leave_less_room_for_prompts_but_never_none():
+    schedule = scheduler(max_rows=100, num_slots=5000, context_length=2000)
+    schedule.add(active("a", seeds=ROWS_PER_PASS - 20, prompt=5))
     schedule.admit()
-    steps = [[len(chunk) for _, chunk in schedule.prefill_chunks()] for _ in range(3)]
-    assert steps == [[PREFILL_CHUNK], [PREFILL_CHUNK], [10]]
+    prefill_all(schedule)
+    schedule.add(active("b", prompt=15))
+    schedule.add(active("c", prompt=15))
+    schedule.admit()
+    passes = [[len(chunk) for _, chunk in schedule.prefill_chunks()] for _ in range(2)]
+    assert passes == [[15], [15]]
 
 
 def test_rows_of_finished_completions_are_free_for_others():
