@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyrhythm.cluster.run_folder import RunFolder
     from polyrhythm.config import Config
 
+WIDTH_OF_PIPES = 160
 DESCRIPTION = "Reinforcement-learning post-training of language models, strictly on-policy and without waiting."
 
 
@@ -214,7 +215,8 @@ def _engines(parsed: argparse.Namespace) -> int:
     if (parsed.name is None) != (parsed.action in ("list", "add")):
         raise UserError("`engines drain` and `engines remove` need the name of an engine, `list` and `add` need none")
     if parsed.action == "list":
-        engines.list_engines(run, Console(highlight=False, markup=False, soft_wrap=True))
+        width = None if sys.stdout.isatty() else WIDTH_OF_PIPES
+        engines.list_engines(run, Console(highlight=False, markup=False, width=width))
     elif parsed.action == "add":
         print(f"{engines.add_engine(run)} is being started")
     elif parsed.action == "drain":

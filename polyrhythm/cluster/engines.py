@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from polyrhythm.cluster.admin import Unreachable
 from polyrhythm.cluster.run_folder import RunFolder
@@ -24,7 +24,7 @@ def list_engines(run: RunFolder, console: Console) -> None:
 
 
 def engine_table(engines: list[dict[str, Any]]) -> Table:
-    table = Table(*COLUMNS, box=None, pad_edge=False)
+    table = Table(*(Column(name, overflow="fold") for name in COLUMNS), box=None, pad_edge=False)
     for engine in engines:
         state = f"{engine['state']}: {engine['cause']}" if engine["cause"] else engine["state"]
         version = "-" if engine["policy_version"] < 0 else f"v{engine['policy_version']}"

@@ -38,22 +38,6 @@ def test_a_killed_part_ends_the_run_within_15_seconds_and_is_named(cli, part):
     assert_nothing_left(cli, processes)
 
 
-def test_a_killed_engine_is_started_again_and_the_weights_are_those_of_the_undisturbed_run(cli):
-    flags = {"order": "problem", "num_steps": 12, "engine__num": 2}
-    undisturbed = cli.train(**flags)
-    process = cli.start(cli.arguments(**flags))
-    run = cli.wait_for(lambda: cli.newest_run() != undisturbed.run_dir and cli.newest_run(), "a new run folder")
-    cli.wait_for_steps(1)
-    first = cli.processes_of(run)["engine-0"]
-    first.send_signal(signal.SIGKILL)
-    outcome = cli.finish(process)
-    assert outcome.returncode == 0, outcome.output
-    assert "engine-0 was killed by SIGKILL" in outcome.output and "started again, 1 of 3" in outcome.output
-    assert "started again, 1 of 3" in (run / "logs" / "supervisor.log").read_text()
-    assert sum(row["engines/lost"] for row in outcome.metrics()) == 1
-    assert outcome.weights() == undisturbed.weights()
-
-
 def test_ctrl_c_ends_everything_cleanly(cli):
     process, processes = started_run(cli)
     process.send_signal(signal.SIGINT)

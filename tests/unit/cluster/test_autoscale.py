@@ -129,5 +129,5 @@ def test_it_is_off_unless_a_range_is_given(tmp_path):
 
 
 def test_a_range_that_excludes_the_first_number_is_refused():
-    with pytest.raises(UserError, match="engine.num=2 is not between engine.min=3 and engine.max=0"):
+    with pytest.raises(UserError, match=r"engine\.num=2 is not between engine\.min=3 and engine\.max=0"):
         load_config([], {"engine": {"num": 2, "min": 3}})
