@@ -49,7 +49,7 @@ def seconds(rows: list[dict[str, float]]) -> float:
 
 def per_group(rows: list[dict[str, float]]) -> float:
     """Seconds per group that was trained on; groups without reward variance cost nothing."""
-    trained = sum(8 - row["groups/skipped"] for row in rows)
+    trained = sum(16 - row["groups/skipped"] for row in rows)
     return sum(row["time/trainer_forward_backward_s"] for row in rows) / trained
 
 
