@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from polyrhythm.weights.snapshot import MANIFEST_FILE, MAX_VERSION_DIGITS, WEIGHTS_FILE, snapshot_folder
 
@@ -18,17 +19,28 @@ class WeightServer:
         self._deadline_s = deadline_s
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get(rf"/weights/{{version:\d{{1,{MAX_VERSION_DIGITS}}}}}/{{file}}", self._send)]
+        return [web.get(rf"/weights/{{version:[0-9]{{1,{MAX_VERSION_DIGITS}}}}}/{{file}}", self._send)]
 
     async def _send(self, request: web.Request) -> web.StreamResponse:
         version, name = int(request.match_info["version"]), request.match_info["file"]
         path = snapshot_folder(self._root, version) / name
         if name not in SERVED or not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound(text=f"weights v{version} have no such file here")
-        response = web.FileResponse(path)
+        return TimedFileResponse(path, self._deadline_s)
+
+
+class TimedFileResponse(web.FileResponse):
+    """A file that must have been taken within a deadline."""
+
+    def __init__(self, path: Path, deadline_s: float):
+        super().__init__(path)
+        self._deadline_s = deadline_s
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Sends the whole file."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                await response.prepare(request)  # sends the whole file
+                return await super().prepare(request)
         except TimeoutError:
             request.protocol.force_close()
-        return response
+            raise ConnectionResetError("the client took a file too slowly") from None
