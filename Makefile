@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup quickstart test lint bench
+.PHONY: setup quickstart test soak lint bench
 
 setup: $(VENV)/installed  ## make the virtual environment with everything pinned
 
@@ -17,6 +17,9 @@ quickstart: setup  ## a real model learns two-digit addition on this machine
 test: setup  ## the whole suite
 	$(BIN)/polyrhythm fetch smollm2-135m
 	$(BIN)/python -m pytest
+
+soak: setup  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
+	$(BIN)/python benchmarks/soak.py
 
 lint: setup
 	$(BIN)/ruff check .

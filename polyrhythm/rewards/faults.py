@@ -5,21 +5,27 @@ import signal
 
 from polyrhythm.chaos import Faults
 from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.rewards.pool import RewardPool
+from polyrhythm.rewards.pool import RewardPool, Worker
+
+
+class FaultyWorker(Worker):
+    """Its process may be killed or stopped just before it is asked for a score."""
+
+    faults: Faults
+
+    async def ask(self, frame: bytes, deadline_s: float) -> RewardResult:
+        if fault := self.faults.due("score", step=0):
+            self.faults.witness(fault, 0, f"worker {self.pid}", pid=self.pid)
+            os.kill(self.pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
+        return await super().ask(frame, deadline_s)
 
 
 class FaultyRewardPool(RewardPool):
-    """Before a rollout is scored, an idle worker may be killed or stopped: whoever asks it next finds out."""
-
     def __init__(self, reward: str, num_workers: int, deadline_s: float, memory_mb: int, faults: Faults):
         super().__init__(reward, num_workers, deadline_s, memory_mb)
         self._faults = faults
 
-    async def _ask_idle_worker(self, frame: bytes) -> RewardResult:
-        if not self._idle.empty():
-            worker = self._idle.get_nowait()
-            self._idle.put_nowait(worker)
-            if worker is not None and (fault := self._faults.due("score", step=0)):
-                self._faults.witness(fault, 0, f"worker {worker.pid}", pid=worker.pid)
-                os.kill(worker.pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
-        return await super()._ask_idle_worker(frame)
+    async def _start_worker(self) -> Worker:
+        worker = await FaultyWorker.start(self._reward, self._memory_mb)
+        worker.faults = self._faults
+        return worker

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import PIPE, Process
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ class Worker:
         return self._process.pid
 
     @classmethod
-    async def start(cls, reward: str, memory_mb: int) -> "Worker":
+    async def start(cls, reward: str, memory_mb: int) -> Self:
         # A session of its own: killing the group ends what the reward started, and Ctrl-C reaches only the pool.
         process = await asyncio.create_subprocess_exec(
             *worker_command(reward, memory_mb),
@@ -115,9 +115,7 @@ class RewardPool:
     async def __aenter__(self) -> "RewardPool":
         try:
             async with asyncio.TaskGroup() as tasks:
-                starts = [
-                    tasks.create_task(Worker.start(self._reward, self._memory_mb)) for _ in range(self._num_workers)
-                ]
+                starts = [tasks.create_task(self._start_worker()) for _ in range(self._num_workers)]
         except* (WorkerLost, TimeoutError) as group:
             raise RunError(f"reward worker did not start: {group.exceptions[0]}") from group
         for start in starts:
@@ -148,11 +146,14 @@ class RewardPool:
                 result = RewardResult(reward=None, error=str(error))
         return result
 
+    async def _start_worker(self) -> Worker:
+        return await Worker.start(self._reward, self._memory_mb)
+
     async def _ask_idle_worker(self, frame: bytes) -> RewardResult:
         worker = await self._idle.get()
         healthy = False
         try:
-            worker = worker or await Worker.start(self._reward, self._memory_mb)
+            worker = worker or await self._start_worker()
             result = await worker.ask(frame, self._deadline_s)
             healthy = True
             return result

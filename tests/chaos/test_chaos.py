@@ -188,6 +188,17 @@ def test_a_full_disk_at_publication_ends_the_run_with_the_cause_and_it_is_resume
     assert_nothing_was_lost(resumed(cli, broken), undisturbed)
 
 
+def test_a_stall_ends_the_run_and_says_who_waited_for_whom(cli):
+    stopped_forever = {"what": "stop", "where": "engine-0", "step": 1}
+    outcome = disturbed(cli, stopped_forever, engine__num=1, conductor__stall_deadline_s=4)
+    assert fired(outcome) == [("stop", "engine-0")]
+    assert outcome.returncode == 1
+    assert "nothing has happened for" in outcome.output and "the trainer waits for engine-0" in outcome.output
+    dump = (outcome.run_dir / "logs" / "conductor.log").read_text()
+    assert "trainer: wait for" in dump and "engine engine-0: " in dump and "has position 0 for" in dump
+    assert not cli.processes_of(outcome.run_dir)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of two megabytes, removed afterwards."""
