@@ -25,8 +25,6 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=200, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument("--completion", type=int, default=64, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--prompts", help="JSON file with a list of lists of token ids, instead of random prompts")
-    parser.add_argument("--repeats", type=int, default=1, help="measured calls; the fastest counts")
     options = parser.parse_args()
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         # Again, with what the loader, torch and vLLM read before the first line of Python.
@@ -56,11 +54,9 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         max_model_len=options.prompt + options.completion, max_num_seqs=options.groups * options.group_size,
         block_size=BLOCK_SIZE,
     )  # fmt: skip
-    warm_up, *measured = prompts_of_each_call(options, vocab_size=llm.get_tokenizer().vocab_size)
-    generate(llm, warm_up, options)
-    # Prompts are new in every call, so that a prompt is shared within its group and by nobody else.
-    runs = [generate(llm, prompts, options) for prompts in measured]
-    num_tokens, seconds = min(runs, key=lambda run: run[1] / run[0])
+    generate(llm, prompts_of(options, call=0), options)
+    # New prompts, so that a prompt is shared within its group and by nobody else.
+    num_tokens, seconds = generate(llm, prompts_of(options, call=1), options)
     return {
         "tokens_per_s": round(num_tokens / seconds, 2),
         "seconds": round(seconds, 3),
@@ -88,18 +84,11 @@ def generate(llm: Any, prompts: list[list[int]], options: argparse.Namespace) ->
     return sum(len(completion.token_ids) for output in outputs for completion in output.outputs), seconds
 
 
-def prompts_of_each_call(options: argparse.Namespace, vocab_size: int) -> list[list[list[int]]]:
-    """A call to warm up with, then the measured ones."""
-    rng = random.Random(0)
-    calls = [
-        [[rng.randrange(vocab_size) for _ in range(options.prompt)] for _ in range(options.groups)]
-        for _ in range(options.repeats + 1)
-    ]
-    if options.prompts:
-        with open(options.prompts) as file:
-            given = json.load(file)
-        calls = [calls[0], *([ids[call:] + ids[:call] for ids in given] for call in range(options.repeats))]
-    return calls
+def prompts_of(options: argparse.Namespace, call: int) -> list[list[int]]:
+    """The prompts that engine.py gives the other sides in this call."""
+    config = json.loads((Path(options.model) / "config.json").read_text())
+    rng = random.Random(call)
+    return [[rng.randrange(config["vocab_size"]) for _ in range(options.prompt)] for _ in range(options.groups)]
 
 
 if __name__ == "__main__":
