@@ -28,12 +28,11 @@ class CorePlan:
 
 
 def share_cores(plan: CorePlan, *, trainer_works: bool, num_busy_engines: int) -> CorePlan:
-    """Who gets how many threads now. An idle side keeps its planned share for the moment it is given work again."""
-    if trainer_works and not num_busy_engines:
-        return CorePlan(plan.num_cores, trainer=plan.num_cores, engine=plan.engine)
-    if num_busy_engines and not trainer_works:
-        return CorePlan(plan.num_cores, trainer=plan.trainer, engine=max(1, plan.num_cores // num_busy_engines))
-    return plan
+    """Who gets how many threads now: each side all of them, unless both have work. An idle side takes nothing by that."""
+    if trainer_works and num_busy_engines:
+        return plan
+    engine = max(1, plan.num_cores // max(1, num_busy_engines))
+    return CorePlan(plan.num_cores, trainer=plan.num_cores, engine=engine)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import blake3
 import msgspec
+import numpy as np
 import torch
 
 from polyrhythm.errors import RunError
@@ -30,6 +31,7 @@ from polyrhythm.weights.snapshot import (
     snapshot_folder,
 )
 
+NUM_READERS = 2
 _STAGING = ".staging"
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
                 torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
@@ -97,13 +99,9 @@ class WeightStore:
         manifest = self.read_manifest(version)
         _check_fit(manifest, targets)
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as content:
-            memory = memoryview(content)
-            try:
+            with memoryview(content) as memory:
                 _check_digests(manifest, memory)
-                for name, entry in manifest.tensors.items():
-                    _copy_in(targets[name], memory[entry.offset : entry.offset + entry.num_bytes])
-            finally:
-                memory.release()
+                _copy_all(manifest, memory, targets)
 
     def _staging_folder(self) -> Path:
         staging = self.root / _STAGING
@@ -193,14 +191,32 @@ def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
 
 
 def _check_digests(manifest: Manifest, memory: memoryview) -> None:
-    for name, entry in manifest.tensors.items():
-        if _digest(memory[entry.offset : entry.offset + entry.num_bytes]) != entry.digest:
-            raise SnapshotError(f"{name} of weights v{manifest.version} is not what was published: digests differ")
+    def differs(name: str) -> bool:
+        entry = manifest.tensors[name]
+        with memory[entry.offset : entry.offset + entry.num_bytes] as content:
+            return _digest(content) != entry.digest
+
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+        names = list(manifest.tensors)
+        wrong = [name for name, is_wrong in zip(names, readers.map(differs, names), strict=True) if is_wrong]
+    if wrong:
+        raise SnapshotError(f"{wrong[0]} of weights v{manifest.version} is not what was published: digests differ")
+
+
+def _copy_all(manifest: Manifest, memory: memoryview, targets: Mapping[str, torch.Tensor]) -> None:
+    def copy(name: str) -> None:
+        entry = manifest.tensors[name]
+        with memory[entry.offset : entry.offset + entry.num_bytes] as content:
+            _copy_in(targets[name], content)
+
+    with ThreadPoolExecutor(NUM_READERS) as readers:
+        list(readers.map(copy, manifest.tensors))
 
 
 def _copy_in(target: torch.Tensor, content: memoryview) -> None:
     if target.device.type == "cpu" and target.is_contiguous():
-        _bytes_of(target)[:] = content
+        # numpy lets other threads run while it copies, a memoryview does not.
+        np.copyto(np.asarray(_bytes_of(target)), np.frombuffer(content, np.uint8))
     else:
         source = torch.frombuffer(bytearray(content), dtype=target.dtype).reshape(target.shape)
         target.copy_(source)

@@ -14,7 +14,7 @@ PLAN = CorePlan(num_cores=8, trainer=4, engine=2)
 
 @pytest.mark.parametrize(
     ("trainer_works", "num_busy_engines", "trainer", "engine"),
-    [(True, 2, 4, 2), (True, 0, 8, 2), (False, 2, 4, 4), (False, 1, 4, 8), (False, 20, 4, 1), (False, 0, 4, 2)],
+    [(True, 2, 4, 2), (True, 0, 8, 8), (False, 2, 8, 4), (False, 1, 8, 8), (False, 20, 8, 1), (False, 0, 8, 8)],
 )
 def test_who_has_work_gets_the_cores(trainer_works, num_busy_engines, trainer, engine):
     shares = share_cores(PLAN, trainer_works=trainer_works, num_busy_engines=num_busy_engines)
@@ -61,6 +61,7 @@ async def test_engines_and_trainer_are_told_when_demand_changes():
     doing[0] = "forward_backward"
     await settle(changed)
     assert engine.told == [2, 1]
+    assert cores.now.trainer == 1
     waiting = asyncio.create_task(cores.trainer_threads(known=1, wait_s=5.0))
     engine.flights.clear()
     await settle(changed)
@@ -76,5 +77,5 @@ async def test_an_engine_that_cannot_be_told_is_told_again():
     await settle(changed)
     engine.fails = False
     await settle(changed)
-    assert engine.told == [1]
+    assert engine.told == [2]
     task.cancel()
