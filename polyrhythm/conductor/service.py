@@ -18,6 +18,7 @@ from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.status import engine_status, run_status
 from polyrhythm.config import Config
+from polyrhythm.doorkeeper import Doorkeeper
 from polyrhythm.errors import UserError
 from polyrhythm.types import Sampling
 from polyrhythm.weights.server import WeightServer
@@ -45,6 +46,7 @@ class Service:
     ):
         if not admin_token:
             raise ValueError("a conductor without a token would serve anybody")
+        self.doorkeeper = Doorkeeper()
         self._conductor = conductor
         self._info = info
         self._more_routes = more_routes
@@ -78,6 +80,8 @@ class Service:
         said = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if request.path != "/health" and not hmac.compare_digest(said, self._expected):
             return web.Response(status=401, text="a token is needed")
+        if request.path != "/health":
+            self.doorkeeper.admit(request)
         try:
             return await handler(request)
         except msgspec.DecodeError as error:
@@ -238,7 +242,8 @@ async def serve(conductor: Conductor, service: Service, host: str, port: int, re
             ) from None
         here = LOOPBACK_OF.get(host, host)
         ready(str(URL.build(scheme="http", host=here, port=runner.addresses[0][1])))
-        await run
+        async with service.doorkeeper.watching(runner.server):
+            await run
     finally:
         run.cancel()
         await asyncio.wait([run])

@@ -19,6 +19,7 @@ from yarl import URL
 from polyrhythm import wire
 from polyrhythm.chaos import Faults
 from polyrhythm.config import EngineConfig
+from polyrhythm.doorkeeper import Doorkeeper
 from polyrhythm.engine import prometheus
 from polyrhythm.engine.core import InferenceEngine
 from polyrhythm.engine.membership import stay_in_run
@@ -32,6 +33,7 @@ from polyrhythm.weights.store import SnapshotError, WeightStore
 _CLOSE_DEADLINE_S = 5.0
 
 ENGINE = web.AppKey("engine", InferenceEngine)
+DOORKEEPER = web.AppKey("doorkeeper", Doorkeeper)
 TOKENS: web.AppKey[dict[str, str] | None] = web.AppKey("tokens")
 METRICS = web.AppKey("metrics", prometheus.RequestMetrics)
 T = TypeVar("T")
@@ -53,6 +55,7 @@ def make_app(
     """
     app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[*outermost, _measured, _errors_as_replies])
     app[ENGINE] = engine
+    app[DOORKEEPER] = Doorkeeper()
     app[TOKENS] = tokens
     app[METRICS] = prometheus.RequestMetrics()
     app.router.add_get("/health", _health)
@@ -81,7 +84,9 @@ async def run_engine(
     faults: Faults | None = None,
     lease_s: float = 60.0,
 ) -> None:
-    """Serve a model until cancelled, or until the run at `join_url` lets it go; port 0 takes a free one. `ready` is called with the address once it answers.
+    """Serve a model until cancelled, or until the run at `join_url` lets it go.
+
+    Port 0 takes a free one. `ready` is called with the address once it answers.
 
     `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `faults` are
     those of a chaos plan.
@@ -93,8 +98,9 @@ async def run_engine(
 
             outermost = [FaultyEngine(faults, store, lambda: engine.status().num_running).middleware]
         api = OpenAiApi(engine, model_dir, model_name or model_dir.name)
+        app = make_app(engine, tokens, api, outermost)
         runner = web.AppRunner(
-            make_app(engine, tokens, api, outermost),
+            app,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_CLOSE_DEADLINE_S,
@@ -108,10 +114,11 @@ async def run_engine(
                 raise UserError(f"cannot listen at {host} port {port}: {error.strerror}") from None
             url = str(URL.build(scheme="http", host=host, port=runner.addresses[0][1]))
             ready(url)
-            if join_url is not None and tokens is not None:
-                await stay_in_run(join_url, wire.JoinRequest(name, url), tokens["admin"], lease_s)
-            else:
-                await asyncio.Event().wait()
+            async with app[DOORKEEPER].watching(runner.server):
+                if join_url is not None and tokens is not None:
+                    await stay_in_run(join_url, wire.JoinRequest(name, url), tokens["admin"], lease_s)
+                else:
+                    await asyncio.Event().wait()
         finally:
             await runner.cleanup()
 
@@ -122,6 +129,7 @@ def _needs(scope: str, handler: Handler) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
         tokens = request.app[TOKENS]
         if tokens is None and scope == "generate":
+            request.app[DOORKEEPER].admit(request)
             return await handler(request)
         given = request.headers.get("Authorization", "").encode()
         matching = [
@@ -131,6 +139,7 @@ def _needs(scope: str, handler: Handler) -> Handler:
             raise web.HTTPUnauthorized(text="a valid token is needed")
         if scope not in matching and "admin" not in matching:
             raise web.HTTPForbidden(text=f"this token does not allow {scope}")
+        request.app[DOORKEEPER].admit(request)
         return await handler(request)
 
     return checked
