@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
+from polyrhythm.training.accumulate import accumulate_in_place
 from polyrhythm.training.layout import Layout
 from polyrhythm.training.scoring import Scores, prepare_model, score
 
@@ -29,6 +30,7 @@ class TriModel:
         # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
         self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None
         self.old_policy = _frozen_copy(policy) if training.updates_per_step > 1 else None
+        accumulate_in_place(policy)
         if training.gradient_checkpointing:
             policy.train()  # transformers checkpoints in train mode only; dropout is refused by prepare_model
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # pyright: ignore

@@ -1,0 +1,76 @@
+"""Weight gradients added where they belong, in the matrix product that computes them.
+
+Autograd computes a weight's gradient in fresh memory and then adds it to the sum. With many small micro-batches that is a
+second pass over as much memory as the model has, for every one of them. Here `grad += dY^T X` is one operation.
+"""
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def accumulate_in_place(model: nn.Module) -> None:
+    """Make the linear layers and embeddings of a model add their weights' gradients in place."""
+    for module in model.modules():
+        if type(module) is nn.Linear and module.weight.requires_grad:
+            module.forward = MethodType(_linear_forward, module)
+        elif type(module) is nn.Embedding and module.weight.requires_grad and not _is_special(module):
+            module.forward = MethodType(_embedding_forward, module)
+
+
+def _is_special(module: nn.Embedding) -> bool:
+    return module.max_norm is not None or module.scale_grad_by_freq or module.sparse
+
+
+def _linear_forward(module: nn.Linear, inputs: Tensor) -> Tensor:
+    return _Linear.apply(inputs, module.weight, module.bias)
+
+
+def _embedding_forward(module: nn.Embedding, token_ids: Tensor) -> Tensor:
+    return _Embedding.apply(token_ids, module.weight, module.padding_idx)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs)
+        ctx.weight = weight  # the parameter itself: checkpointing would hand back a copy without its gradient
+        ctx.has_bias = bias is not None
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (gradient,) = gradients
+        (inputs,), weight = ctx.saved_tensors, ctx.weight
+        rows = gradient.flatten(0, -2)
+        _sum_of(weight).addmm_(rows.t(), inputs.flatten(0, -2))
+        inputs_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
+        return inputs_gradient, None, rows.sum(0) if ctx.has_bias else None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token_ids: Tensor, weight: Tensor, padding_index: int | None) -> Tensor:
+        ctx.save_for_backward(token_ids)
+        ctx.weight = weight
+        ctx.padding_index = padding_index
+        return F.embedding(token_ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        (token_ids,), weight = ctx.saved_tensors, ctx.weight
+        rows, ids = gradients[0].flatten(0, -2), token_ids.flatten()
+        if ctx.padding_index is not None:
+            kept = ids != ctx.padding_index
+            rows, ids = rows[kept], ids[kept]
+        _sum_of(weight).index_add_(0, ids, rows)
+        return None, None, None
+
+
+def _sum_of(weight: Tensor) -> Tensor:
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight)
+    return weight.grad
