@@ -312,7 +312,10 @@ class Conductor:
 
     def _check_for_stall(self) -> None:
         waited_s = time.monotonic() - self._last_event_s
-        if self.failure is None and waited_s > self.config.conductor.stall_deadline_s:
+        deadline_s = self.config.conductor.stall_deadline_s
+        if self.step is None:  # engines and trainer are starting, which has a deadline of its own
+            deadline_s = max(deadline_s, self.config.engine.start_deadline_s)
+        if self.failure is None and waited_s > deadline_s:
             from polyrhythm.conductor.status import dump, who_waits
 
             log.error("a stall, and who waits for whom:\n%s", dump(self))

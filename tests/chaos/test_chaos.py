@@ -132,7 +132,7 @@ def test_reward_workers_that_die_or_hang_once_are_asked_again(cli, undisturbed):
 
 
 def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cli, undisturbed):
-    plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 12, "times": 5})
+    plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 16, "times": 5})
     process = cli.start([*cli.arguments(**(FLAGS | {"engine__num": 1})), "--chaos", plan])
     run = cli.wait_for_steps(1)
     cli.wait_for(lambda: read_witness(run), "the slow answer")

@@ -212,3 +212,9 @@ async def test_what_cannot_be_read_is_refused_and_nothing_happens(make_stage):
             async with session.get(f"{stage.url}/steps/0/groups?{query}") as response:
                 assert response.status == 400
     assert stage.conductor.step is None
+
+
+async def test_a_start_that_takes_longer_than_the_stall_deadline_is_no_stall(make_stage):
+    stage = await make_stage(conductor={"stall_deadline_s": 0.1})
+    await asyncio.sleep(1.5)
+    assert stage.conductor.failure is None
