@@ -8,6 +8,7 @@ last line is JSON.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -104,8 +105,9 @@ def soak(work_dir: Path, minutes: float) -> dict[str, object]:
         while time.monotonic() < until_s and process.poll() is None:
             time.sleep(SAMPLE_S)
             for child in psutil.Process(process.pid).children():
-                for name in samples.keys() & set(child.cmdline()):
-                    samples[name].append(child.memory_info().rss / 2**20)
+                with contextlib.suppress(psutil.Error):  # an engine that was just killed
+                    for name in samples.keys() & set(child.cmdline()):
+                        samples[name].append(child.memory_info().rss / 2**20)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(END_DEADLINE_S)
