@@ -1,6 +1,7 @@
 """Fixtures of all tests: tiny models built from a config, groups made by a script, a source that hands them out."""
 
 import random
+import signal
 
 import msgspec
 import pytest
@@ -10,6 +11,10 @@ from polyrhythm.types import Completion, Group, Rollout
 from polyrhythm.wire import GroupsReply
 
 VOCABULARY = 96
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A suite started in the background of a shell ignores Ctrl-C, and its children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # tiny models: a second thread costs more than it brings
 

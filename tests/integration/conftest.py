@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -111,7 +110,7 @@ class Cli:
         try:
             output, _ = process.communicate(timeout=RUN_DEADLINE_S)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             output, _ = process.communicate(timeout=30)
             raise AssertionError(f"the run did not end within {RUN_DEADLINE_S} s:\n{output}") from None
         return Outcome(process.returncode, output, self.newest_run())
