@@ -36,9 +36,12 @@ def gradients(model: torch.nn.Module, logprobs_N: Tensor) -> list[Tensor]:
 
 
 def relative_error(actual: list[Tensor], expected: list[Tensor]) -> float:
-    """Largest error of a parameter's gradient, relative to it; parameters with next to no gradient count as a hundredth."""
+    """Largest error of a parameter's gradient, relative to it; one below a tenth of the whole gradient counts as a tenth.
+
+    The gradient of a key norm is a small difference of large terms: relative to itself its rounding has no bound.
+    """
     total = torch.stack([gradient.norm() for gradient in expected]).norm()
-    errors = [(a - e).norm() / torch.maximum(e.norm(), total / 100) for a, e in zip(actual, expected, strict=True)]
+    errors = [(a - e).norm() / torch.maximum(e.norm(), total / 10) for a, e in zip(actual, expected, strict=True)]
     return torch.stack(errors).max().item()
 
 
