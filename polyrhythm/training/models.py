@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
+from polyrhythm.errors import UserError
 from polyrhythm.training.accumulate import accumulate_in_place
 from polyrhythm.training.layout import Layout
 from polyrhythm.training.scoring import Scores, prepare_model, score
@@ -32,7 +33,8 @@ class TriModel:
         self.old_policy = _frozen_copy(policy) if training.updates_per_step > 1 else None
         accumulate_in_place(policy)
         if training.gradient_checkpointing:
-            policy.train()  # transformers checkpoints in train mode only; dropout is refused by prepare_model
+            _refuse_dropout(policy)
+            policy.train()  # transformers checkpoints in train mode only
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # pyright: ignore
 
     def score(self, layout: Layout) -> Scores:
@@ -61,6 +63,13 @@ def load_policy(model_dir: Path) -> PreTrainedModel:
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return policy.to(accelerator) if accelerator else policy  # pyright: ignore
+
+
+def _refuse_dropout(policy: PreTrainedModel) -> None:
+    """In train mode dropout would be active, and the same tokens would cost differently in two passes."""
+    if dropout := getattr(policy.config.get_text_config(), "attention_dropout", 0.0):
+        raise UserError(f"training.gradient_checkpointing=true does not go with the model's attention_dropout={dropout}: "
+                        "set it to 0 in the model's config.json")  # fmt: skip
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -5,7 +5,10 @@ import copy
 import pytest
 import torch
 
+from polyrhythm.config import load_config
+from polyrhythm.errors import UserError
 from polyrhythm.training.accumulate import accumulate_in_place
+from polyrhythm.training.models import TriModel
 from tests.conftest import build_tiny_model
 
 
@@ -39,3 +42,11 @@ def test_a_frozen_layer_gets_no_gradient():
     gradients(model, torch.tensor([[1, 2, 3]]))
     assert frozen.weight.grad is None
     assert model.model.layers[0].mlp.down_proj.weight.grad is not None
+
+
+def test_checkpointing_a_model_with_dropout_is_refused():
+    model = build_tiny_model("llama")
+    model.config.attention_dropout = 0.1
+    config = load_config([], {"training": {"gradient_checkpointing": True}})
+    with pytest.raises(UserError, match="attention_dropout=0.1"):
+        TriModel(model, config.training, config.algorithm, temperature=1.0)
