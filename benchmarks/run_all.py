@@ -76,7 +76,7 @@ def report(results: dict[str, str]) -> str:
     lines = [
         "# Results",
         "",
-        f"Written by `make bench` on {date.today()}: {cpu or platform.processor()}, fp32, SmolLM2-135M unless said otherwise.",
+        f"Measured by the scripts of this folder (`make bench` runs them all) on {date.today()}: {cpu or platform.processor()}, fp32, SmolLM2-135M unless said otherwise.",
         "Every benchmark measures both sides in one run, on the same work; ratios count, absolute times depend on the machine.",
         "",
     ]
