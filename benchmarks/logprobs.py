@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measuring import peak_megabytes_of
 from torch import Tensor
 
 from polyrhythm.training.logprobs import token_logprobs
@@ -59,16 +59,7 @@ def seconds(method: str, hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor)
 def extra_megabytes(method: str, size: Size) -> float:
     """Peak resident memory of forward and backward above what the inputs take."""
     arguments = inputs(size)
-    before = _status_megabytes("VmRSS")
-    seconds(method, *arguments)
-    return _status_megabytes("VmHWM") - before
-
-
-def _status_megabytes(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {field}: this benchmark reads memory on Linux only")
+    return peak_megabytes_of(lambda: seconds(method, *arguments))
 
 
 def largest_differences(size: Size) -> tuple[float, float]:

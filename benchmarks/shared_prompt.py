@@ -6,7 +6,8 @@
 Both sides score the same groups in one row, through the same attention kernel, which batches the equal-length
 sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
 trainer's default, and at least one. Seconds are the best of several turns, both sides taking turns; peak memory is
-measured in a process of its own for each side. The last line is JSON.
+measured in a process of its own for each side. Both sides have what a run's trainer process
+has: its environment, and gradients that are added in place. The last line is JSON.
 """
 
 import argparse
@@ -15,12 +16,13 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from measuring import peak_megabytes_of, run_as_a_trainer_does
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from polyrhythm.training.accumulate import accumulate_in_place
 from polyrhythm.training.layout import Layout, PromptAndCompletions, pack, token_ratio
 from polyrhythm.training.scoring import prepare_model, score
 from polyrhythm.weights.pretrained import resolve_model
@@ -56,6 +58,7 @@ def load(model: str, threads: int) -> PreTrainedModel:
     torch.set_num_threads(threads)
     policy = AutoModelForCausalLM.from_pretrained(resolve_model(model), dtype=torch.float32)
     prepare_model(policy, "always")
+    accumulate_in_place(policy)
     return policy
 
 
@@ -66,7 +69,7 @@ def row_of(groups: list[PromptAndCompletions], share_prompt: bool) -> Layout:
 
 def forward_backward(policy: PreTrainedModel, layout: Layout) -> tuple[float, Tensor]:
     """Seconds and log-probabilities; the gradients stay in the policy."""
-    policy.zero_grad(set_to_none=True)
+    policy.zero_grad(set_to_none=False)  # as in a trainer, whose micro-batches add to gradients that exist
     start = time.perf_counter()
     logprobs_N = score(policy, layout).logprobs_N
     (logprobs_N * torch.cos(torch.arange(layout.num_targets))).sum().backward()
@@ -81,17 +84,7 @@ def extra_megabytes(model: str, threads: int, shape: Shape, num_groups: int, sha
     """Peak resident memory of one pass above what the loaded model takes, gradients included."""
     policy = load(model, threads)
     layout = row_of(make_groups(shape, num_groups, policy.config.vocab_size), share_prompt)
-    before = _status_megabytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of loading
-    forward_backward(policy, layout)
-    return _status_megabytes("VmHWM") - before
-
-
-def _status_megabytes(field: str) -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {field}: this benchmark reads memory on Linux only")
+    return peak_megabytes_of(lambda: forward_backward(policy, layout))
 
 
 def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
@@ -125,6 +118,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="a local folder, a hub id or a built-in name")
     parser.add_argument("--shape", action="append", metavar="P,G,R", help="other shapes: prompt,group,completion")
     arguments = parser.parse_args()
+    run_as_a_trainer_does(arguments.threads)
     shapes = SHORT_SHAPES if arguments.short else SHAPES
     if arguments.shape:
         shapes = [Shape(*map(int, shape.split(","))) for shape in arguments.shape]

@@ -47,18 +47,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Cross:
-    """A block's completion tokens, all of which attend to its whole prompt."""
+    """A block's completion tokens, all of which attend to its whole prompt.
 
-    query_start: int
-    num_queries: int
+    An even number of them makes two halves: the backward kernel gives whole key/value heads to threads, of which models
+    have an odd number now and then.
+    """
+
+    queries: Run
     key_start: int
     num_keys: int
 
-    def queries_of(self, row: Tensor) -> Tensor:
-        return row.narrow(2, self.query_start, self.num_queries)
-
     def keys_of(self, row: Tensor) -> Tensor:
-        return row.narrow(2, self.key_start, self.num_keys)
+        """The prompt's part of a row, without a copy for each half."""
+        return row.narrow(2, self.key_start, self.num_keys).expand(self.queries.count, -1, -1, -1)
+
+    def add_to_keys_of(self, row: Tensor, gradient: Tensor) -> None:
+        for half in gradient.split(1):
+            row.narrow(2, self.key_start, self.num_keys).add_(half)
+
+
+def _halves(start: int, length: int) -> Run:
+    return Run(start, 1, length) if length % 2 else Run(start, 2, length // 2)
 
 
 class AttentionPlan:
@@ -69,8 +78,7 @@ class AttentionPlan:
         self.runs = _merge_equal_neighbours([segment for block in blocks for segment in causal_segments(block)])
         self.crosses = tuple(
             Cross(
-                query_start=block.completion_starts[0],
-                num_queries=sum(block.completion_lengths),
+                queries=_halves(block.completion_starts[0], sum(block.completion_lengths)),
                 key_start=block.prompt_start,
                 num_keys=block.prompt_length,
             )
@@ -118,9 +126,9 @@ class _MergedFlash(torch.autograd.Function):
             run.of(lse).copy_(run_lse)
         for cross in plan.crosses:
             prompt_out, prompt_lse = _flash_forward(
-                cross.queries_of(query), cross.keys_of(key), cross.keys_of(value), 0.0, False, scale=scale
+                cross.queries.of(query), cross.keys_of(key), cross.keys_of(value), 0.0, False, scale=scale
             )
-            own_out, own_lse = cross.queries_of(out), cross.queries_of(lse)
+            own_out, own_lse = cross.queries.of(out), cross.queries.of(lse)
             own_out.lerp_(prompt_out, torch.sigmoid(prompt_lse - own_lse).unsqueeze(-1))
             own_lse.copy_(torch.logaddexp(prompt_lse, own_lse))
         ctx.save_for_backward(query, key, value, out, lse)
@@ -139,19 +147,19 @@ class _MergedFlash(torch.autograd.Function):
                 run.of(total).copy_(piece)
         for cross in plan.crosses:
             piece_query, piece_key, piece_value = _flash_backward(
-                cross.queries_of(grad_out),
-                cross.queries_of(query),
+                cross.queries.of(grad_out),
+                cross.queries.of(query),
                 cross.keys_of(key),
                 cross.keys_of(value),
-                cross.queries_of(out),
-                cross.queries_of(lse),
+                cross.queries.of(out),
+                cross.queries.of(lse),
                 0.0,
                 False,
                 scale=ctx.scale,
             )
-            cross.queries_of(grad_query).add_(piece_query)
-            cross.keys_of(grad_key).add_(piece_key)
-            cross.keys_of(grad_value).add_(piece_value)
+            cross.queries.of(grad_query).add_(piece_query)
+            cross.add_to_keys_of(grad_key, piece_key)
+            cross.add_to_keys_of(grad_value, piece_value)
         return grad_query, grad_key, grad_value, None, None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 64 * 2**20
-"""Most memory that logits take at a time."""
+"""Most memory that logits take at a time; twice as much for those of a small micro-batch, which are kept."""
 _CACHE_BYTES = 2**19
 
 
@@ -49,9 +49,9 @@ class _TokenLogprobs(torch.autograd.Function):
         num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
         largest_M, total_M, expected_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(3))
         picked_N = torch.empty_like(target_N, dtype=largest_M.dtype)
-        chunks = list(_slices(num_rows, vocab_size, chunk_bytes))
-        # What fits in one chunk is kept: the backward pass of a small micro-batch has nothing to compute again.
-        keeps = len(chunks) == 1 and any(ctx.needs_input_grad)
+        # What fits in two chunks is kept: the backward pass of a small micro-batch has nothing to compute again.
+        keeps = num_rows * vocab_size * 4 <= 2 * chunk_bytes and any(ctx.needs_input_grad)
+        chunks = [slice(0, num_rows)] if keeps else list(_slices(num_rows, vocab_size, chunk_bytes))
         buffer = _buffer(chunks, vocab_size, like=largest_M)
         for rows in chunks:
             logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature, buffer)
