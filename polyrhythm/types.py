@@ -18,6 +18,8 @@ class Problem(msgspec.Struct, frozen=True):
     index: int
     prompt: str | list[ChatMessage]
     columns: dict[str, Any] = {}
+    epoch: int = 0
+    """How often a finite task was gone through before: a problem may come twice in one step."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class MicroBatch(msgspec.Struct, frozen=True):
     advantages: list[list[float]]
 
 
-def rollout_seed(run_seed: int, step: int, problem_index: int, rollout_index: int) -> int:
+def rollout_seed(run_seed: int, step: int, problem_index: int, rollout_index: int, epoch: int = 0) -> int:
     """The sampling seed of a rollout: a function of its identity alone, so that a repeated request repeats its answer."""
-    identity = f"{run_seed}/{step}/{problem_index}/{rollout_index}".encode()
+    identity = f"{run_seed}/{step}/{problem_index}/{rollout_index}/{epoch}".encode()
     return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little") >> 1

@@ -18,7 +18,7 @@ WAIT_SHARE = 0.4
 IDLE_SHARE = 0.5
 """Engines that are idle this share of a step may be too many."""
 FULL_SHARE = 0.85
-"""One fewer must still be done with its work in this share of a step."""
+"""One fewer must still be done with its work in this share of a step, and not let the trainer wait too long."""
 NUM_STEPS_SEEN = 3
 COOL_DOWN_S = 20.0
 
@@ -78,8 +78,8 @@ def decide(steps: list[StepDemand], num_engines: int, fewest: int, most: int) ->
     if idle_share > IDLE_SHARE and wait_share < WAIT_SHARE:
         if num_engines <= fewest:
             return Decision(0, f"{said}, but only engine.min={fewest} engines are there")
-        busy_with_fewer = (1 - idle_share) * num_engines / (num_engines - 1)
-        if busy_with_fewer <= FULL_SHARE:
+        more_for_each = num_engines / (num_engines - 1)
+        if (1 - idle_share) * more_for_each <= FULL_SHARE and wait_share * more_for_each < WAIT_SHARE:
             return Decision(-1, f"{said}: one engine fewer")
     return Decision(0, said)
 

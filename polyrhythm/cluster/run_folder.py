@@ -1,5 +1,6 @@
 """The folder of a run: what every process of it needs to know, and what it leaves behind."""
 
+import fcntl
 import itertools
 import json
 import os
@@ -45,6 +46,7 @@ class RunFolder:
                 raise UserError(f"output_dir={config.output_dir!r} cannot be written: {error.strerror}") from None
         else:
             raise UserError(f"{parent / stamp} and its successors exist already")
+        run._lock()
         run.logs.mkdir()
         run.processes.mkdir()
         save_config(config, run.path / "config.json")
@@ -55,6 +57,7 @@ class RunFolder:
 
     def reopen(self, config: Config, first_step: int) -> None:
         """Make the folder of an ended run ready to go on at `first_step`; what was logged beyond it will be made again."""
+        self._lock()
         for stale in (*self.processes.glob("*.json"), *self.requests.glob("*")):
             stale.unlink()
         for name in ("metrics.jsonl", "samples.jsonl"):
@@ -148,6 +151,14 @@ class RunFolder:
         """Snapshots in shared memory end with the run; the trained model is in the run folder."""
         if self.store_root.parent == SHARED_MEMORY:
             shutil.rmtree(self.store_root, ignore_errors=True)
+
+    def _lock(self) -> None:
+        """The folder belongs to this process until it ends, in whatever way."""
+        self._lock_file = open(self.path / "lock", "w")  # noqa: SIM115
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.path} is a run that is still going on: stop it before it is resumed") from None
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         beside = self.path / f"{name}.new"

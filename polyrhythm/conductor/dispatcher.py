@@ -19,7 +19,6 @@ from polyrhythm.types import ChatMessage, Completion, Group, Problem, Sampling, 
 from polyrhythm.wire import GenerateReply, GenerateRequest
 
 TICK_S = 0.5
-MAX_REFUSALS = 2
 
 log = logging.getLogger(__name__)
 
@@ -95,10 +94,13 @@ class Dispatcher:
 
     def _send_what_fits(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
         while (work := self._queue.peek(now_s)) is not None:
-            engine = self._pool.least_loaded(self._step.version, now_s, work.avoid)
-            if engine is None:
+            engine = self._pool.least_loaded(self._step.version, now_s, work.avoid, work.refused_by)
+            if engine is None and not self._is_refused_by_all(work):
                 return
             self._queue.pop()
+            if engine is None:
+                self._replace(work, "every engine refuses it")
+                continue
             self._step.num_dispatched += work.num_attempts == 0
             tasks.create_task(self._serve(work, self._take_off(work, engine)))
 
@@ -111,10 +113,10 @@ class Dispatcher:
         for position, flights in list(self._flights.items()):
             if len(flights) != 1 or now_s - flights[0].started_s < usual_s:
                 continue
-            engine = self._pool.least_loaded(self._step.version, now_s, flights[0].engine.name)
+            work = self._queue.work(position)
+            engine = self._pool.least_loaded(self._step.version, now_s, flights[0].engine.name, work.refused_by)
             if engine is not None and not engine.flights:
                 self._step.num_hedged += 1
-                work = self._queue.work(position)
                 tasks.create_task(self._serve(work, self._take_off(work, engine)))
 
     def _take_off(self, work: Work, engine: Engine) -> Flight:
@@ -167,10 +169,12 @@ class Dispatcher:
     def _request(self, work: Work, problem: Problem, prompt_ids: list[int], indices: list[int]) -> GenerateRequest:
         version = self._step.version
         return GenerateRequest(
-            request_id=f"{version}/{work.position}/{problem.index}/{work.num_attempts}",
+            request_id=f"{version}/{work.position}/{problem.epoch}/{problem.index}/{work.num_attempts}",
             policy_version=version,
             prompt_ids=prompt_ids,
-            seeds=[rollout_seed(self._settings.run_seed, version, problem.index, index) for index in indices],
+            seeds=[
+                rollout_seed(self._settings.run_seed, version, problem.index, index, problem.epoch) for index in indices
+            ],
             sampling=self._settings.sampling,
         )
 
@@ -202,14 +206,21 @@ class Dispatcher:
 
     def _try_again(self, work: Work, flight: Flight, error: EngineError) -> None:
         work.num_attempts += 1
-        work.num_refusals += error.refused
         work.avoid = flight.engine.name
+        if error.refused:
+            work.refused_by.add(flight.engine.name)
         self._step.num_retries += 1
-        if work.num_attempts < self._settings.max_attempts and work.num_refusals < MAX_REFUSALS:
+        if work.num_attempts < self._settings.max_attempts and not self._is_refused_by_all(work):
             self._queue.put_back(work, time.monotonic())
-            return
+        else:
+            self._replace(work, f"at last with {flight.engine.name}: {error}")
+
+    def _is_refused_by_all(self, work: Work) -> bool:
+        return bool(work.refused_by) and self._pool.names_serving(self._step.version) <= work.refused_by
+
+    def _replace(self, work: Work, reason: str) -> None:
         problem = self._step.problems[work.position]
-        cause = f"problem {problem.index} failed {work.num_attempts} times, at last with {flight.engine.name}: {error}"
+        cause = f"problem {problem.index} failed {work.num_attempts} times, {reason}"
         if self._step.num_replaced >= self._step.num_groups:
             raise RunError(f"{self._step.num_replaced} problems of the step were replaced already, and {cause}")
         log.warning("%s; it is replaced", cause)

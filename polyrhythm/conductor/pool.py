@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from polyrhythm.conductor.change import Change
@@ -120,19 +121,23 @@ class EnginePool:
 
     def num_serving(self, version: int) -> int:
         """How many engines hold `version` and are trusted, busy or not."""
-        trusted = (EngineState.READY, EngineState.SUSPECT)
-        return sum(e.health.policy_version == version and e.health.state in trusted for e in self._engines.values())
+        return len(self.names_serving(version))
 
-    def least_loaded(self, version: int, now_s: float, avoid: str = "") -> Engine | None:
+    def names_serving(self, version: int) -> set[str]:
+        trusted = (EngineState.READY, EngineState.SUSPECT)
+        engines = self._engines.values()
+        return {e.name for e in engines if e.health.policy_version == version and e.health.state in trusted}
+
+    def least_loaded(self, version: int, now_s: float, avoid: str = "", never: Set[str] = frozenset()) -> Engine | None:
         """The engine that may serve `version` and has the most room, `avoid` only if there is no other."""
         best, best_load = None, self.groups_per_engine
         for engine in self._engines.values():
             load = len(engine.flights)
-            if engine.name == avoid:
+            if engine.name == avoid or engine.name in never:
                 continue
             if load < best_load and engine.health.can_serve(version, now_s, load):
                 best, best_load = engine, load
-        if best is None and avoid in self._engines:
+        if best is None and avoid in self._engines and avoid not in never:
             engine = self._engines[avoid]
             has_room = engine.num_in_flight < self.groups_per_engine
             if has_room and engine.health.can_serve(version, now_s, engine.num_in_flight):

@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
@@ -16,9 +16,10 @@ class Work:
 
     position: int
     num_attempts: int = 0
-    num_refusals: int = 0
     avoid: str = ""
     """The engine that failed it last: another one is preferred."""
+    refused_by: set[str] = field(default_factory=set)
+    """Engines that called the request itself wrong: they are not asked again."""
     is_finished: bool = False
 
 
@@ -59,8 +60,9 @@ class WorkQueue:
 
     def start_anew(self, work: Work) -> None:
         """The problem of this position was replaced: nothing that happened before counts."""
-        work.num_attempts = work.num_refusals = 0
+        work.num_attempts = 0
         work.avoid = ""
+        work.refused_by = set()
         self._make_ready(work.position)
 
     def seconds_to_next(self, now_s: float) -> float:

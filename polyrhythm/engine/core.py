@@ -67,6 +67,7 @@ class InferenceEngine:
         self._busy_s = 0.0
         self._num_threads = config.threads or os.cpu_count() or 1
         self._failure: str | None = None
+        self._failed: Future[str] = Future()
         self._replies: dict[Future[GenerateReply], int] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -157,6 +158,10 @@ class InferenceEngine:
         """Those that running requests hold, used or reserved."""
         return self._scheduler.num_slots_used
 
+    async def failure(self) -> str:
+        """Waits, as long as the engine works, for the reason why it works no more."""
+        return await asyncio.wrap_future(self._failed)
+
     @property
     def is_alive(self) -> bool:
         return self._failure is None
@@ -196,6 +201,7 @@ class InferenceEngine:
             log.exception("the compute thread failed")
             self._policy_version = NO_VERSION
             self._fail_all(f"the engine failed: {type(error).__name__}: {error}")
+            self._failed.set_result(self._failure or "")
 
     def _receive(self) -> None:
         """Take what is in the inbox; wait for it when there is nothing else to do."""
@@ -211,7 +217,7 @@ class InferenceEngine:
         for request in self._scheduler.unfinished():
             if request.reply.cancelled():
                 self._scheduler.retire(request)
-                self._batch = None
+                self._batch = self._draws = None
 
     def _fail_all(self, reason: str) -> None:
         self._failure = reason

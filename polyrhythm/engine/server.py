@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from polyrhythm.engine.openai_api import OpenAiApi
 from polyrhythm.engine.openai_replies import error_body, json_response, refusal_body
 from polyrhythm.engine.refusals import Refused
 from polyrhythm.engine.request_body import read_body
-from polyrhythm.errors import UserError
+from polyrhythm.errors import RunError, UserError
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
 _CLOSE_DEADLINE_S = 5.0
@@ -116,11 +116,26 @@ async def run_engine(
             ready(url)
             async with app[DOORKEEPER].watching(runner.server):
                 if join_url is not None and tokens is not None:
-                    await stay_in_run(join_url, wire.JoinRequest(name, url), tokens["admin"], lease_s)
+                    me = wire.JoinRequest(name, url)
+                    await _while_it_works(engine, stay_in_run(join_url, me, tokens["admin"], lease_s))
                 else:
-                    await asyncio.Event().wait()
+                    await _while_it_works(engine, asyncio.Event().wait())
         finally:
             await runner.cleanup()
+
+
+async def _while_it_works(engine: InferenceEngine, serving: Coroutine[Any, Any, object]) -> None:
+    """Serve; an engine that cannot compute any more must not answer as if it could: RunError ends its process."""
+    tasks = [asyncio.ensure_future(serving), asyncio.ensure_future(engine.failure())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+        else:
+            raise RunError(str(tasks[1].result()))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _needs(scope: str, handler: Handler) -> Handler:

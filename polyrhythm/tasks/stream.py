@@ -2,6 +2,8 @@
 
 import random
 
+import msgspec
+
 from polyrhythm.tasks.task import Task
 from polyrhythm.types import Problem
 
@@ -24,15 +26,15 @@ class ProblemStream:
 
     def take(self, cursor: int, n: int) -> list[Problem]:
         """The `n` problems that follow the first `cursor` ones."""
-        return [self._task.problem(self._index_at(position)) for position in range(cursor, cursor + n)]
+        return [self._problem_at(position) for position in range(cursor, cursor + n)]
 
-    def _index_at(self, position: int) -> int:
+    def _problem_at(self, position: int) -> Problem:
         num_problems = self._task.num_problems
         if num_problems is None:
-            return self._seed % NUM_STRETCHES * INDICES_PER_SEED + position
+            return self._task.problem(self._seed % NUM_STRETCHES * INDICES_PER_SEED + position)
         epoch, place = divmod(position, num_problems)
         if epoch != self._epoch:
             self._epoch = epoch
             self._permutation = list(range(num_problems))
             random.Random(f"{self._seed}/{epoch}").shuffle(self._permutation)
-        return self._permutation[place]
+        return msgspec.structs.replace(self._task.problem(self._permutation[place]), epoch=epoch)

@@ -52,6 +52,8 @@ WITHOUT_DEADLINE = {
     ("engine/faults.py", "response.write("): SERVED,
     ("weights/server.py", "asyncio.to_thread("): LOCAL,
     ("observe/plain.py", "capture.get()"): "no queue: the text that rich has captured",
+    ("engine/server.py", "asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)"): LIFE,
+    ("engine/core.py", "asyncio.wrap_future(self._failed)"): LIFE,
     ("engine/core.py", "asyncio.wrap_future(reply)"): SERVED,
     ("engine/core.py", "asyncio.shield(asyncio.wrap_future(done))"): SERVED,
     ("engine/core.py", "asyncio.to_thread(self._stops.prepare, request.sampling.stop)"): LOCAL,

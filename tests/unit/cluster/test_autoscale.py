@@ -23,6 +23,7 @@ def steps(num=NUM_STEPS_SEEN, *, serving=2, wait=0.0, idle=0.0) -> list[StepDema
         (0.0, 0.55, 2, 0),  # one alone would take 0.9 of the step
         (0.2, 0.2, 2, 0),  # both work most of the time
         (0.6, 0.6, 2, 0),  # a synchronous schedule: both wait, in turns
+        (0.38, 0.6, 2, 0),  # a synchronous schedule: with one fewer the trainer would wait too long
     ],
 )
 def test_decisions(wait, idle, num_engines, change):

@@ -287,6 +287,18 @@ async def test_a_problem_that_engines_refuse_is_replaced_and_counted(make_stage)
     assert sorted(group.problem_index for group in await stage.all_groups(1)) == [5, 6, 7, 8]
 
 
+async def test_an_engine_that_refuses_everything_costs_no_problem_while_another_takes_them(make_stage):
+    stage = await make_stage(num_engines=2)
+    stage.engines[0].answer = lambda request, reply: web.Response(status=413, text="it does not fit in my cache")
+    await stage.open(0)
+    assert_undisturbed(stage, await stage.all_groups(0))
+    positions = [request.request_id.split("/")[1] for request in stage.engines[0].requests]
+    assert positions, "it was asked"
+    assert len(positions) == len(set(positions)), "and never twice for the same"
+    await stage.commit(0)
+    assert stage.writer.rows[0][1]["groups/replaced"] == 0
+
+
 async def test_when_every_problem_is_refused_the_run_ends_with_the_cause(make_stage):
     stage = await make_stage()
     stage.engines[0].answer = lambda request, reply: web.Response(status=400, text="the prompt is too long")

@@ -37,7 +37,7 @@ def test_pauses_double_and_are_spread_and_bounded():
 def test_a_replaced_problem_starts_anew():
     queue = WorkQueue([0])
     work = queue.pop()
-    work.num_attempts, work.num_refusals, work.avoid = 3, 2, "engine-0"
+    work.num_attempts, work.refused_by, work.avoid = 3, {"engine-1"}, "engine-0"
     queue.start_anew(work)
     assert queue.pop() is work
-    assert (work.num_attempts, work.num_refusals, work.avoid) == (0, 0, "")
+    assert (work.num_attempts, work.refused_by, work.avoid) == (0, set(), "")

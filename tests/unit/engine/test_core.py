@@ -207,6 +207,27 @@ async def test_a_cancelled_request_frees_its_rows_and_its_cache(model_dir):
         assert len((await asyncio.wait_for(engine.generate(again), 60)).completions) == 8
 
 
+async def test_a_cancelled_request_leaves_its_neighbours_as_they_would_be_alone(model_dir):
+    leaving = request_of(random.Random(0), prompt=20, seeds=3, max_tokens=900)
+    staying = request_of(random.Random(1), prompt=12, seeds=4, max_tokens=300)
+    async with engine_of(model_dir, stop_at_eos=False) as engine:
+        alone = await engine.generate(staying)
+        decoded: list[int] = []
+        under_way = asyncio.Event()
+
+        def count(tokens) -> None:
+            decoded.append(len(tokens))
+            if len(decoded) == 20:
+                under_way.set()
+
+        cancelled = asyncio.create_task(engine.generate(leaving))
+        kept = asyncio.create_task(engine.generate(staying, count))
+        await asyncio.wait_for(under_way.wait(), 10)
+        assert engine.status().num_running == 7
+        cancelled.cancel()
+        assert (await asyncio.wait_for(kept, 30)).completions == alone.completions
+
+
 async def test_status_counts_tokens_and_busy_time(model_dir):
     async with engine_of(model_dir, stop_at_eos=False) as engine:
         await engine.generate(request_of(random.Random(0), prompt=3, seeds=3, max_tokens=5))
@@ -227,6 +248,7 @@ async def test_a_failing_compute_thread_fails_its_requests_and_refuses_new_ones(
         with pytest.raises(EngineFailed, match="planted"):
             await asyncio.wait_for(engine.generate(request), 5)
         assert not engine.is_alive and engine.status().policy_version == -1
+        assert "planted" in await asyncio.wait_for(engine.failure(), 5)
         with pytest.raises(EngineFailed):
             await asyncio.wait_for(engine.generate(request), 5)
 

@@ -178,3 +178,20 @@ async def test_an_engine_that_cannot_join_ends_with_the_cause(model_dir: Path, m
     monkeypatch.setattr("polyrhythm.engine.membership.JOIN_DEADLINE_S", 0.3)
     with pytest.raises(RunError, match=r"engine e0 could not join http://127\.0\.0\.1:9"):
         await asyncio.wait_for(serve(model_dir, lambda url: None, "http://127.0.0.1:9"), 20)
+
+
+async def test_a_process_whose_engine_has_failed_ends(model_dir, monkeypatch):
+    def broken(*_):
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(InferenceEngine, "_receive", broken)
+    urls: list[str] = []
+    with pytest.raises(RunError, match="planted"):
+        serving = run_engine(
+            model_dir=model_dir, store=None, name="engine-0", host="127.0.0.1", port=0, tokens=None, config=CONFIG,
+            join_url=None, ready=urls.append,
+        )  # fmt: skip
+        await asyncio.wait_for(serving, 30)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"{urls[0]}/health")

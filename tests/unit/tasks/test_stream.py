@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.tasks import ProblemStream
-from polyrhythm.types import Problem
+from polyrhythm.types import Problem, rollout_seed
 
 
 class NumberedTask:
@@ -54,3 +54,11 @@ def test_a_step_back_to_an_earlier_epoch_repeats_it() -> None:
     first = stream.take(0, 10)
     stream.take(10, 10)
     assert stream.take(0, 10) == first
+
+
+def test_a_problem_that_comes_twice_in_one_step_has_rollouts_of_its_own_each_time():
+    problems = ProblemStream(NumberedTask(3), seed=0).take(0, 6)
+    identities = [(problem.index, problem.epoch) for problem in problems]
+    assert sorted(identities) == [(index, epoch) for index in range(3) for epoch in range(2)]
+    seeds = [rollout_seed(0, 0, problem.index, 0, problem.epoch) for problem in problems]
+    assert len(set(seeds)) == 6
