@@ -3,7 +3,7 @@ same threads. JSON last.
 
 Each side runs in a process of its own, one after the other, several rounds; the fastest round of each counts. Ours is
 measured over HTTP from the requests to the last reply, prefill included. transformers gets all sequences as one batch. The
-roofline is the matrix products of one decoding step alone, head included, with plain or packed weights, whichever is faster.
+roofline is the matrix products of as many decoding steps alone, head included, with plain or packed weights, whichever is faster.
 `of_roofline` compares tokens per second end to end with it, `decoding_of_roofline` those after the first token of each
 completion.
 """
@@ -16,6 +16,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,9 @@ def run_side(name: str, options: argparse.Namespace) -> Figures:
     command = [sys.executable, __file__, f"--side={name}", *work]
     if name == "vllm":
         command = [str(options.vllm_python), str(Path(__file__).with_name("vllm_side.py")), *work]
-    # Ours runs as the engine processes of a run do; the others with their own defaults.
+    # Ours and its bound run as the engine processes of a run do; the others with their own defaults.
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    if name == "ours":
+    if name in ("ours", "roofline"):
         environment = process_environment(options.threads)
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     done = subprocess.run(
@@ -200,7 +201,7 @@ def measure_hf_generate(options: argparse.Namespace) -> Figures:
 
 
 def measure_roofline(options: argparse.Namespace) -> Figures:
-    """One decoding step's matrix products, nothing between them."""
+    """The matrix products of all decoding steps, nothing between them: sustained like the work it bounds."""
     import torch
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM
@@ -222,13 +223,14 @@ def measure_roofline(options: argparse.Namespace) -> Figures:
         for projection in packed:
             projection(inputs[projection.weight.shape[1]])
 
-    seconds = {plain_step: float("inf"), packed_step: float("inf")}
+    seconds: dict[Callable[[], None], float] = {}
     with torch.inference_mode():
-        for _ in range(15):
-            for step in seconds:
-                started = time.perf_counter()
+        for step in (plain_step, packed_step):
+            step()
+            started = time.perf_counter()
+            for _ in range(options.completion):
                 step()
-                seconds[step] = min(seconds[step], time.perf_counter() - started)
+            seconds[step] = (time.perf_counter() - started) / options.completion
     return {
         "tokens_per_s": round(num_rows / min(seconds.values()), 2),
         "plain_s": round(seconds[plain_step], 4),

@@ -61,12 +61,12 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--steps", type=int, default=4, help="measured steps of each run (default: %(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="groups per step (default: %(default)s)")
+    parser.add_argument("--groups", type=int, default=12, help="groups per step (default: %(default)s)")
     parser.add_argument("--group-size", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=16, help="(default: %(default)s)")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument(
-        "--max-batch", type=int, default=16, help="completions that decode together (default: %(default)s)"
+        "--max-batch", type=int, default=8, help="completions that decode together (default: %(default)s)"
     )
     parser.add_argument("--short", action="store_true", help="two measured steps")
     options = parser.parse_args()

@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("SOAK_MINUTES", "15")))
     minutes = parser.parse_args().minutes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored, in children too
     with tempfile.TemporaryDirectory() as folder:
         work_dir = Path(folder)
         save_tiny_model(work_dir / "model")

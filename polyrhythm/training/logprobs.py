@@ -12,7 +12,7 @@ from torch import Tensor
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory that logits take at a time; twice as much for those of a small micro-batch, which are kept."""
-_CACHE_BYTES = 2**19
+_CACHE_BYTES = 2**22
 
 
 def token_logprobs(
