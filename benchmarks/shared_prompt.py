@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="two small shapes, one group each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--model", default="smollm2-135m", help="a local folder, a hub id or a built-in name")
     parser.add_argument("--shape", action="append", metavar="P,G,R", help="other shapes: prompt,group,completion")
     arguments = parser.parse_args()
