@@ -45,7 +45,9 @@ def main() -> None:
         "--trl-batch-sizes", type=int, nargs="+", default=[8, 32],
         help="completions of one forward and backward pass of TRL to try (default: 8 32)",
     )  # fmt: skip
-    parser.add_argument("--short", action="store_true", help="three measured steps of ours, one of TRL, its first batch size only")
+    parser.add_argument(
+        "--short", action="store_true", help="three measured steps of ours, one of TRL, its first batch size only"
+    )
     options = parser.parse_args()
     if options.short:
         options.steps, options.trl_steps = 3, 1

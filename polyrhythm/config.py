@@ -38,9 +38,9 @@ class RolloutConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer scores the same tempered distribution."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Keep the smallest set of tokens with this much probability; 1 is off."""
+    """Only 1 (off): the trainer scores the whole distribution, and a filtered one would be another policy."""
     top_k: int = Field(default=0, ge=0)
-    """Keep this many most likely tokens; 0 is off."""
+    """Only 0 (off), for the same reason."""
     stop: list[str] = []
     """Strings that end a completion, in addition to the task's own and the end-of-text token."""
 
@@ -207,6 +207,11 @@ class Config(BaseSettings):
         if self.rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves no group to compare with: use at least 2"
+            )
+        if self.rollout.top_p != 1 or self.rollout.top_k != 0:
+            raise ValueError(
+                f"rollout.top_p={self.rollout.top_p} and rollout.top_k={self.rollout.top_k} would draw completions from "
+                "another distribution than the policy that is trained, which is off-policy: leave them at 1 and 0"
             )
         engine = self.engine
         if not (engine.min or engine.num) <= engine.num <= (engine.max or engine.num):

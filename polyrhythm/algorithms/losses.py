@@ -31,7 +31,7 @@ def kl_k2(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
 
 def kl_k3(logprobs_N: Tensor, reference_logprobs_N: Tensor) -> Tensor:
     """Unbiased and never negative (GRPO); its gradient is a first-order approximation."""
-    gap_N = (reference_logprobs_N - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    gap_N = (reference_logprobs_N - logprobs_N).clamp(max=MAX_LOG_RATIO)  # only this side can overflow
     return torch.expm1(gap_N) - gap_N
 
 
@@ -58,5 +58,5 @@ def group_divisor(aggregation: str, num_completions: int, num_group_tokens: int)
     if aggregation in ("sequence_mean", "constant"):
         return float(num_completions)
     if aggregation == "group_token_mean":
-        return 1.0
+        return 1.0 if num_completions else 0.0
     raise ValueError(f"unknown aggregation {aggregation!r}")

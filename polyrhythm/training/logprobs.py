@@ -50,8 +50,9 @@ class _TokenLogprobs(torch.autograd.Function):
         largest_M, total_M, expected_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(3))
         picked_N = torch.empty_like(target_N, dtype=largest_M.dtype)
         # What fits in two chunks is kept: the backward pass of a small micro-batch has nothing to compute again.
-        keeps = num_rows * vocab_size * 4 <= 2 * chunk_bytes and any(ctx.needs_input_grad)
-        chunks = [slice(0, num_rows)] if keeps else list(_slices(num_rows, vocab_size, chunk_bytes))
+        fits = num_rows * vocab_size * 4 <= 2 * chunk_bytes
+        keeps = fits and any(ctx.needs_input_grad)
+        chunks = [slice(0, num_rows)] if fits else list(_slices(num_rows, vocab_size, chunk_bytes))
         buffer = _buffer(chunks, vocab_size, like=largest_M)
         for rows in chunks:
             logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature, buffer)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
 from polyrhythm.errors import UserError
@@ -34,8 +35,10 @@ class TriModel:
         accumulate_in_place(policy)
         if training.gradient_checkpointing:
             _refuse_dropout(policy)
-            policy.train()  # transformers checkpoints in train mode only
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # pyright: ignore
+            for module in policy.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True  # it checkpoints in train mode only; what is inside stays in evaluation mode
 
     def score(self, layout: Layout) -> Scores:
         return score(self.policy, layout, temperature=self.temperature)
@@ -66,7 +69,7 @@ def load_policy(model_dir: Path) -> PreTrainedModel:
 
 
 def _refuse_dropout(policy: PreTrainedModel) -> None:
-    """In train mode dropout would be active, and the same tokens would cost differently in two passes."""
+    """A layer that checkpoints is in train mode: its dropout would make the same tokens cost differently in two passes."""
     if dropout := getattr(policy.config.get_text_config(), "attention_dropout", 0.0):
         raise UserError(f"training.gradient_checkpointing=true does not go with the model's attention_dropout={dropout}: "
                         "set it to 0 in the model's config.json")  # fmt: skip

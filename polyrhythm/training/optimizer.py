@@ -20,22 +20,21 @@ class Optimizer:
 
     def learning_rate(self) -> float:
         """Of the next update."""
-        warm = min(1.0, (self.num_updates + 1) / self.config.warmup_steps) if self.config.warmup_steps else 1.0
+        num_warm_updates = self.config.warmup_steps * self.config.updates_per_step
+        warm = min(1.0, (self.num_updates + 1) / num_warm_updates) if num_warm_updates else 1.0
         return self.config.learning_rate * warm
 
     @torch.no_grad()
     def step(self, divisor: float) -> dict[str, float]:
         learning_rate = self.learning_rate()
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        gradient_norm = 0.0
-        if gradients:
-            gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
-            clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
-            torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
-            for group in self.adamw.param_groups:
-                group["lr"] = learning_rate
-            self.adamw.step()
-            torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
+        gradients = [_gradient_of(parameter) for parameter in self.parameters]
+        gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
+        clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
+        torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
+        for group in self.adamw.param_groups:
+            group["lr"] = learning_rate
+        self.adamw.step()
+        torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
         self.num_updates += 1
         return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}
 
@@ -50,3 +49,10 @@ class Optimizer:
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             moments |= {f"{name}.{key}": value for key, value in state.items()}
         return moments
+
+
+def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Zeros if no rollout gave it one: AdamW's moments must move alike in a new process and in one that has trained before."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad

@@ -111,8 +111,9 @@ class WeightStore:
 
     def _retire(self, newest: int) -> None:
         """Keep the newest versions; one older folder becomes the staging space of the next, the rest go."""
+        kept = [version for version in self.versions() if version <= newest][-self.keep :]
         for version in self.versions():
-            if version <= newest - self.keep or version > newest:
+            if version not in kept:
                 folder, staging = self.folder(version), self.root / _STAGING
                 if staging.exists():
                     shutil.rmtree(folder)

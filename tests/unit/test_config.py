@@ -31,6 +31,7 @@ def test_the_environment_says_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p=0.9 and rollout.top_k=0 would draw completions from another"),
         ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
         ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz=4: did you mean group_size?"),
         ({"xyz": "red"}, "unknown key xyz='red': known keys here are model,"),

@@ -65,3 +65,14 @@ def test_aggregations_are_what_their_names_say(aggregation, expected):
         for length, loss in zip(lengths, losses, strict=True):
             total += loss * token_weight(aggregation, length, sum(lengths), MAX_TOKENS)
     assert total / divisor == pytest.approx(expected(sums))
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant", "group_token_mean"])
+def test_a_group_whose_rewards_all_failed_takes_no_part(aggregation):
+    assert group_divisor(aggregation, 0, 0) == 0.0
+
+
+def test_k3_still_pulls_where_the_policy_is_far_from_the_reference():
+    policy = torch.tensor([-0.1], requires_grad=True)
+    kl_k3(policy, torch.tensor([-40.0])).sum().backward()
+    assert policy.grad is not None and policy.grad.item() == pytest.approx(1.0)

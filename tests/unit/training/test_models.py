@@ -8,7 +8,9 @@ import torch
 from polyrhythm.config import load_config
 from polyrhythm.errors import UserError
 from polyrhythm.training.accumulate import accumulate_in_place
+from polyrhythm.training.layout import pack
 from polyrhythm.training.models import TriModel
+from polyrhythm.training.scoring import score
 from tests.conftest import build_tiny_model
 
 
@@ -50,3 +52,15 @@ def test_checkpointing_a_model_with_dropout_is_refused():
     config = load_config([], {"training": {"gradient_checkpointing": True}})
     with pytest.raises(UserError, match=r"attention_dropout=0\.1"):
         TriModel(model, config.training, config.algorithm, temperature=1.0)
+
+
+def test_checkpointing_recomputes_layers_and_leaves_what_is_inside_in_evaluation_mode():
+    model = build_tiny_model("llama")
+    config = load_config([], {"training": {"gradient_checkpointing": True}})
+    policy = TriModel(model, config.training, config.algorithm, temperature=1.0).policy
+    num_passes = []
+    policy.model.layers[0].input_layernorm.register_forward_hook(lambda *_: num_passes.append(1))
+    (layout,) = pack([([1, 2, 3], [[4, 5], [6]])], share_prompt=True, max_tokens=99)
+    score(policy, layout).logprobs_N.sum().backward()
+    assert len(num_passes) == 2, "once forward, once again for the backward pass"
+    assert not policy.model.layers[0].mlp.training

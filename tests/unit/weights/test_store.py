@@ -108,3 +108,10 @@ def test_a_version_can_be_published_again(store):
     other = build_tiny_model("llama", seed=1)
     store.load_into(other, 0)
     assert torch.equal(next(other.parameters()), next(model.parameters()))
+
+
+def test_versions_with_gaps_are_kept_by_their_number(store):
+    model = build_tiny_model("llama")
+    for version in (20, 40, 60):
+        store.publish(model, version)
+    assert store.versions() == [40, 60]
