@@ -81,17 +81,13 @@ def test_a_stopped_engine_and_one_ten_times_slower_lose_nothing(cli, undisturbed
 
 
 def test_errors_resets_torn_answers_and_nan_are_asked_for_again(cli, undisturbed):
-    outcome = disturbed(
-        cli,
-        {"what": "error", "where": "engine-0", "step": 0},
-        {"what": "reset", "where": "engine-1", "step": 1},
-        {"what": "truncate", "where": "engine-0", "step": 2},
-        {"what": "nan", "where": "engine-1", "step": 3},
-    )
-    faults = [("error", "engine-0"), ("nan", "engine-1"), ("reset", "engine-1"), ("truncate", "engine-0")]
-    assert fired(outcome) == faults
-    assert total(outcome, "dispatch/retries") == 4
-    assert total(outcome, "ledger/refused") == 1, "one completion without numbers"
+    kinds = ["error", "reset", "truncate", "nan"]
+    # At whichever engine: one that has just failed gets nothing for a moment, and steps are short.
+    outcome = disturbed(cli, *({"what": what, "where": "engine-*", "step": step} for step, what in enumerate(kinds)))
+    faults = [what for what, _ in fired(outcome)]
+    assert set(faults) == set(kinds)
+    assert total(outcome, "dispatch/retries") == len(faults)
+    assert total(outcome, "ledger/refused") == faults.count("nan"), "one completion without numbers each"
     assert_nothing_was_lost(outcome, undisturbed)
 
 
