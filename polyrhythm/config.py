@@ -52,7 +52,7 @@ class RewardConfig(Section):
     """Reward worker processes."""
     deadline_s: float = Field(default=10.0, gt=0)
     """A reward that takes longer is stopped and its rollout excluded."""
-    memory_mb: int = Field(4096, ge=0)
+    memory_mb: int = Field(default=4096, ge=0)
     """Address space of a reward worker; 0 is no limit."""
 
 

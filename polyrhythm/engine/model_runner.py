@@ -217,7 +217,7 @@ def _load(model_dir: Path) -> Any:
         raise UserError(f"model folder {model_dir} cannot be read: {str(error).splitlines()[0]}") from error
     _check_supported(config)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     return model.to(device).eval().requires_grad_(False)
 
 

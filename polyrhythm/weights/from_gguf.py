@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -11,7 +12,7 @@ def convert(gguf: Path, folder: Path) -> None:
     """Weights in fp32, generation config, tokenizer and chat template."""
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    config = model.config
+    config: Any = model.config
     # A model loaded from GGUF counts as quantized and refuses to be saved: build it anew from its plain config.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
