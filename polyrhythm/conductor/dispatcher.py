@@ -216,7 +216,8 @@ class Dispatcher:
             self._replace(work, f"at last with {flight.engine.name}: {error}")
 
     def _is_refused_by_all(self, work: Work) -> bool:
-        return bool(work.refused_by) and self._pool.names_serving(self._step.version) <= work.refused_by
+        serving = self._pool.names_serving(self._step.version)
+        return bool(serving) and serving <= work.refused_by
 
     def _replace(self, work: Work, reason: str) -> None:
         problem = self._step.problems[work.position]
