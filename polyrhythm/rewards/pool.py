@@ -15,7 +15,7 @@ from polyrhythm.rewards.frames import HEADER, MAX_FRAME_BYTES, Hello, RewardResu
 from polyrhythm.types import ChatMessage
 
 CLOSE_DEADLINE_S = 2.0
-NUM_ATTEMPTS = 2
+MAX_TIMEOUTS, MAX_DEATHS = 2, 3
 
 T = TypeVar("T")
 
@@ -131,20 +131,23 @@ class RewardPool:
     async def score(
         self, columns: dict[str, Any], prompt: str | list[ChatMessage], completion_text: str, completion_ids: list[int]
     ) -> RewardResult:
-        """The reward, or None with the error. A worker that dies or hangs costs one more attempt, then the rollout."""
+        """The reward, or None with the error. A worker that hangs gets one more attempt, one that dies two: dying is quick."""
         try:
             frame = pack_frame(ScoreRequest(columns, prompt, completion_text, completion_ids))
         except (TypeError, ValueError, OverflowError) as error:
             return RewardResult(reward=None, error=f"the problem's columns cannot be sent to a worker: {error}")
-        result = RewardResult(reward=None)
-        for _ in range(NUM_ATTEMPTS):
+        num_deaths = num_timeouts = 0
+        while True:
             try:
                 return await self._ask_idle_worker(frame)
             except TimeoutError:
-                result = RewardResult(reward=None, error=f"the reward took longer than {self._deadline_s:g} s")
+                num_timeouts += 1
+                if num_timeouts == MAX_TIMEOUTS:
+                    return RewardResult(reward=None, error=f"the reward took longer than {self._deadline_s:g} s")
             except WorkerLost as error:
-                result = RewardResult(reward=None, error=str(error))
-        return result
+                num_deaths += 1
+                if num_deaths == MAX_DEATHS:
+                    return RewardResult(reward=None, error=str(error))
 
     async def _start_worker(self) -> Worker:
         return await Worker.start(self._reward, self._memory_mb)
