@@ -51,7 +51,7 @@ class RewardConfig(Section):
     num_workers: int = Field(default=1, ge=1)
     """Reward worker processes."""
     deadline_s: float = Field(default=10.0, gt=0)
-    """A reward that takes longer is stopped and its rollout excluded."""
+    """A reward that takes longer is stopped; the second time its rollout is excluded."""
     memory_mb: int = Field(default=4096, ge=0)
     """Address space of a reward worker; 0 is no limit."""
 

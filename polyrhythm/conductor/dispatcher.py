@@ -95,14 +95,15 @@ class Dispatcher:
     def _send_what_fits(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
         while (work := self._queue.peek(now_s)) is not None:
             engine = self._pool.least_loaded(self._step.version, now_s, work.avoid, work.refused_by)
-            if engine is None and not self._is_refused_by_all(work):
-                return
-            self._queue.pop()
-            if engine is None:
+            if engine is not None:
+                self._queue.pop()
+                self._step.num_dispatched += work.num_attempts == 0
+                tasks.create_task(self._serve(work, self._take_off(work, engine)))
+            elif self._is_refused_by_all(work):
+                self._queue.pop()
                 self._replace(work, "every engine refuses it")
-                continue
-            self._step.num_dispatched += work.num_attempts == 0
-            tasks.create_task(self._serve(work, self._take_off(work, engine)))
+            else:
+                return
 
     def _hedge(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
         """Ask idle engines for the last groups too; the first answer counts."""

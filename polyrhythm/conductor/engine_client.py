@@ -17,7 +17,7 @@ T = TypeVar("T")
 class EngineError(Exception):
     """A call to an engine failed.
 
-    `refused`: it says that the request itself is wrong; no other engine will like it better.
+    `refused`: it says that the request itself is wrong, or does not fit there; asking it again is no use.
     `wrong_version`: it does not hold the version that was asked for.
     """
 

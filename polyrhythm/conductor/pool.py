@@ -120,16 +120,16 @@ class EnginePool:
         self.changed.set()
 
     def num_serving(self, version: int) -> int:
-        """How many engines hold `version` and are trusted, busy or not."""
         return len(self.names_serving(version))
 
     def names_serving(self, version: int) -> set[str]:
+        """The engines that hold `version` and are trusted, busy or not."""
         trusted = (EngineState.READY, EngineState.SUSPECT)
         engines = self._engines.values()
         return {e.name for e in engines if e.health.policy_version == version and e.health.state in trusted}
 
     def least_loaded(self, version: int, now_s: float, avoid: str = "", never: Set[str] = frozenset()) -> Engine | None:
-        """The engine that may serve `version` and has the most room, `avoid` only if there is no other."""
+        """The engine that may serve `version` and has the most room, `avoid` only if there is no other, `never` not at all."""
         best, best_load = None, self.groups_per_engine
         for engine in self._engines.values():
             load = len(engine.flights)

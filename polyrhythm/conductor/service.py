@@ -255,8 +255,6 @@ def sampling_of(config: Config, task_stop: tuple[str, ...], eos_token_ids: tuple
     return Sampling(
         max_tokens=rollout.max_tokens,
         temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
         stop=tuple(dict.fromkeys([*rollout.stop, *task_stop])),
         stop_token_ids=tuple(eos_token_ids),
     )

@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
         (gradient,) = gradients
         (inputs,), weight = ctx.saved_tensors, ctx.weight
         rows = gradient.flatten(0, -2)
-        _sum_of(weight).addmm_(rows.t(), inputs.flatten(0, -2))
+        gradient_of(weight).addmm_(rows.t(), inputs.flatten(0, -2))
         inputs_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
         return inputs_gradient, None, rows.sum(0) if ctx.has_bias else None
 
@@ -66,11 +66,12 @@ class _Embedding(torch.autograd.Function):
         if ctx.padding_index is not None:
             kept = ids != ctx.padding_index
             rows, ids = rows[kept], ids[kept]
-        _sum_of(weight).index_add_(0, ids, rows)
+        gradient_of(weight).index_add_(0, ids, rows)
         return None, None, None
 
 
-def _sum_of(weight: Tensor) -> Tensor:
+def gradient_of(weight: Tensor) -> Tensor:
+    """The sum so far, zeros if there is none."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad

@@ -8,6 +8,7 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
 """
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from polyrhythm.errors import RunError, UserError
 from polyrhythm.training.layout import Block
 
 IMPLEMENTATION = "polyrhythm_packed"
+
+log = logging.getLogger(__name__)
 
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -293,7 +296,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]
 def kernel_for(device_type: str) -> Kernel:
     """The kernel of a device, chosen once; a device without one is refused."""
     if device_type == "cpu":
-        return merged_flash_attention if agrees_with_loop(merged_flash_attention) else looped_attention
+        if agrees_with_loop(merged_flash_attention):
+            return merged_flash_attention
+        log.warning("this PyTorch's private attention operators fail their self-test: a slower public one is used")
+        return looped_attention
     if device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
         return varlen_attention
     if device_type == "npu":

@@ -3,6 +3,7 @@
 import torch
 
 from polyrhythm.config import TrainingConfig
+from polyrhythm.training.accumulate import gradient_of
 
 
 class Optimizer:
@@ -27,7 +28,8 @@ class Optimizer:
     @torch.no_grad()
     def step(self, divisor: float) -> dict[str, float]:
         learning_rate = self.learning_rate()
-        gradients = [_gradient_of(parameter) for parameter in self.parameters]
+        # Zeros where no rollout gave one: the moments must move alike in a new process and in one that has trained before.
+        gradients = [gradient_of(parameter) for parameter in self.parameters]
         gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
         clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
         torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
@@ -49,10 +51,3 @@ class Optimizer:
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             moments |= {f"{name}.{key}": value for key, value in state.items()}
         return moments
-
-
-def _gradient_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros if no rollout gave it one: AdamW's moments must move alike in a new process and in one that has trained before."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
