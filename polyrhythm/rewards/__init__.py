@@ -3,7 +3,6 @@
 The conductor asks the pool, the pool asks a worker, the worker calls the function: completions in, one number out.
 """
 
-import importlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import polyrhythm
 from polyrhythm.errors import UserError
 from polyrhythm.rewards.frames import Hello, split_frame
+from polyrhythm.user_code import import_attribute
 
 START_DEADLINE_S = 60.0
 ALLOWED_VARIABLES = {
@@ -27,10 +27,8 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
     module_name, colon, function_name = spec.partition(":")
     if not (module_name and colon and function_name):
         raise UserError(f"reward {spec!r} is not of the form module:function")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function = import_attribute(module_name, function_name)
     except AttributeError as error:
         raise UserError(f"reward {spec!r}: {error}") from error
     except Exception as error:  # importing runs the user's code, which may raise anything

@@ -1,9 +1,6 @@
 """Tasks by name: a built-in one, or `module:Class` from the working directory or the Python path."""
 
-import importlib
 import inspect
-import os
-import sys
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +8,7 @@ from pydantic import ValidationError
 from polyrhythm.config import TaskConfig
 from polyrhythm.errors import UserError
 from polyrhythm.tasks.task import Task
+from polyrhythm.user_code import import_attribute
 
 TASKS = {
     "addition": "polyrhythm.tasks.addition:Addition",
@@ -37,10 +35,8 @@ def _find_class(name: str) -> type:
     module_name, colon, class_name = TASKS.get(name, name).partition(":")
     if not (module_name and colon and class_name):
         raise UserError(f"task.name={name!r} is not a task: use {', '.join(TASKS)} or module:Class")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        found = import_attribute(module_name, class_name)
     # A module of the user's can fail in any way while it is imported.
     except Exception as error:
         raise UserError(
