@@ -7,7 +7,8 @@ Both sides score the same groups in one row, through the same attention kernel, 
 sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
 trainer's default, and at least one. Seconds are the best of several turns, both sides taking turns; peak memory is
 measured in a process of its own for each side. Both sides have what a run's trainer process
-has: its environment, and gradients that are added in place. The last line is JSON.
+has: its environment, and gradients that are added in place. `arithmetic_ratio` is what the speedup would be if every operation
+cost the same: below rho, because the head meets the same rows on both sides. The last line is JSON.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from measuring import peak_megabytes_of, run_as_a_trainer_does
@@ -87,6 +89,21 @@ def extra_megabytes(model: str, threads: int, shape: Shape, num_groups: int, sha
     return peak_megabytes_of(lambda: forward_backward(policy, layout))
 
 
+def arithmetic(policy: PreTrainedModel, shape: Shape, num_groups: int, share_prompt: bool) -> float:
+    """Operations of a forward and backward pass, in units of one multiplication and addition forward."""
+    config: Any = policy.config
+    trunk = sum(weight.numel() for name, weight in policy.named_parameters() if "proj" in name)
+    head = config.vocab_size * config.hidden_size
+    prompt, group, completion = shape.prompt, shape.group, shape.completion
+    if share_prompt:
+        tokens = prompt + group * completion
+        pairs = prompt**2 / 2 + group * (completion * prompt + completion**2 / 2)
+    else:
+        tokens, pairs = group * (prompt + completion), group * (prompt + completion) ** 2 / 2
+    attention = 2 * config.num_hidden_layers * config.hidden_size * pairs
+    return num_groups * 3 * (trunk * tokens + head * group * completion + attention)
+
+
 def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
     groups = make_groups(shape, num_groups, policy.config.vocab_size)
     shared, unshared = row_of(groups, True), row_of(groups, False)
@@ -102,6 +119,9 @@ def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int
         "completion": shape.completion,
         "groups_in_row": num_groups,
         "rho": round(token_ratio(groups), 3),
+        "arithmetic_ratio": round(
+            arithmetic(policy, shape, num_groups, False) / arithmetic(policy, shape, num_groups, True), 3
+        ),
         "speedup": round(unshared_s / shared_s, 3),
         "shared_s": round(shared_s, 3),
         "unshared_s": round(unshared_s, 3),
@@ -136,7 +156,8 @@ def main() -> None:
             rows.append(row)
             print(
                 f"({shape.prompt}, {shape.group}, {shape.completion}) x {num_groups}: {row['speedup']:.2f} times faster, "
-                f"{row['speedup'] / row['rho']:.2f} of rho {row['rho']:.2f}; {row['shared_s']:.1f} s against "
+                f"{row['speedup'] / row['rho']:.2f} of rho {row['rho']:.2f}, "
+                f"{row['speedup'] / row['arithmetic_ratio']:.2f} of the arithmetic; {row['shared_s']:.1f} s against "
                 f"{row['unshared_s']:.1f} s, {row['shared_peak_mb']} MB against {row['unshared_peak_mb']} MB",
                 flush=True,
             )

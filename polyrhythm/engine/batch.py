@@ -1,12 +1,11 @@
 """The decoding batch: which row decodes which completion. Rebuilt when requests join or leave, else moved on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polyrhythm.engine.kv_cache import KvRange
 from polyrhythm.engine.sampler import Draws
 from polyrhythm.engine.scheduler import ActiveRequest
 
@@ -19,52 +18,53 @@ def padded_rows(num_rows: int) -> int:
     return max(_MIN_ROWS, -(-num_rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
-@dataclass
-class Span:
-    """The consecutive rows of one request; all its unfinished completions have the same length."""
-
-    where: KvRange
-    first_row: int
-    last_row: int
-    own_length: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.last_row - self.first_row
+# A request's consecutive rows and its slots of the cache, as the compiled kernel reads them. All its unfinished
+# completions have the same length, and a strip of slots each.
+SPAN = np.dtype([
+    (name, np.int64)
+    for name in ("first_row", "last_row", "prompt_start", "prompt_length", "strips_start", "strip_length", "own_length")
+])  # fmt: skip
 
 
 class DecodeBatch:
-    """Token, position and cache slot of each row, as tensors; padding rows come last and write to the padding slot."""
+    """Token and position of each row, as tensors, and the span of each request; padding rows come last."""
 
     def __init__(self, requests: Sequence[ActiveRequest], padding_slot: int, device: torch.device):
         self.requests = list(requests)
+        self.where = [request.where for request in requests]
         self.num_rows = sum(request.num_active for request in requests)
         self.num_padded_rows = padded_rows(self.num_rows)
+        self.spans = np.empty(len(requests), SPAN)
         token_ids = np.zeros(self.num_padded_rows, np.int64)
         positions = np.zeros(self.num_padded_rows, np.int64)
-        slots = np.full(self.num_padded_rows, padding_slot, np.int64)
-        self.spans: list[Span] = []
         first = 0
-        for request in requests:
+        for index, request in enumerate(requests):
             last = first + request.num_active
             where, length = request.where, request.num_generated
             token_ids[first:last] = request.last_tokens()
             positions[first:last] = where.prompt_length + length - 1
-            slots[first:last] = where.strip_start(0) + np.arange(request.num_active) * where.strip_length + length - 1
-            self.spans.append(Span(where, first, last, length))
+            self.spans[index] = (
+                first, last, where.start, where.prompt_length, where.strip_start(0), where.strip_length, length,
+            )  # fmt: skip
             first = last
         self.token_ids = torch.from_numpy(token_ids).to(device)
         self.positions = torch.from_numpy(positions).to(device)
-        self.slots = torch.from_numpy(slots).to(device)
+        self._padding_slot = padding_slot
         self._device = device
+
+    def slots(self) -> Tensor:
+        """Where each row writes its keys and values; padding rows write to the padding slot."""
+        slots = np.full(self.num_padded_rows, self._padding_slot, np.int64)
+        for span in self.spans:
+            strips = np.arange(span["last_row"] - span["first_row"]) * span["strip_length"]
+            slots[span["first_row"] : span["last_row"]] = span["strips_start"] + strips + span["own_length"] - 1
+        return torch.from_numpy(slots).to(self._device)
 
     def advance(self, tokens: np.ndarray) -> None:
         """Go on with the tokens just drawn; nobody has joined or left."""
         self.token_ids[: self.num_rows] = torch.from_numpy(tokens).to(self._device)
         self.positions[: self.num_rows] += 1
-        self.slots[: self.num_rows] += 1
-        for span in self.spans:
-            span.own_length += 1
+        self.spans["own_length"] += 1
 
 
 def draws_of(running: Sequence[ActiveRequest], joining: Sequence[ActiveRequest]) -> Draws:

@@ -65,28 +65,28 @@ def slots_needed(prompt_length: int, num_strips: int, strip_length: int) -> int:
 
 
 class KvCache:
-    """Keys and values as [layer, slot, head, dim]. One slot more takes what padding rows write.
+    """Keys and values as [layer, head, slot, dim]. One slot more takes what padding rows write.
 
     Readers get the views of all layers at once: attention then spends nothing on indexing.
     """
 
     def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, device: torch.device):
-        shape = (num_layers, num_slots + 1, num_heads, head_dim)
+        shape = (num_layers, num_heads, num_slots + 1, head_dim)
         self.keys = torch.empty(shape, dtype=torch.float32, device=device)
         self.values = torch.empty(shape, dtype=torch.float32, device=device)
-        self.padding_slot = num_slots
+        self.padding_slot, self.num_slots = num_slots, num_slots + 1
         self._keys_by_layer, self._values_by_layer = self.keys.unbind(0), self.values.unbind(0)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [rows, heads, dim] keys and values, one slot per row."""
-        self._keys_by_layer[layer].index_copy_(0, slots, keys)
-        self._values_by_layer[layer].index_copy_(0, slots, values)
+        self._keys_by_layer[layer].index_copy_(1, slots, keys.transpose(0, 1))
+        self._values_by_layer[layer].index_copy_(1, slots, values.transpose(0, 1))
 
     def prompt(self, where: KvRange, length: int) -> tuple[LayerViews, LayerViews]:
         """Keys and values of the first `length` prompt tokens, for each layer [1, heads, length, dim]."""
 
         def views(stored: Tensor) -> LayerViews:
-            return stored[:, where.start : where.start + length].transpose(1, 2).unsqueeze(1).unbind(0)
+            return stored[:, :, where.start : where.start + length].unsqueeze(1).unbind(0)
 
         return views(self.keys), views(self.values)
 
@@ -95,8 +95,8 @@ class KvCache:
         first = where.strip_start(0)
 
         def views(stored: Tensor) -> LayerViews:
-            block = stored[:, first : first + num_strips * where.strip_length]
-            return block.unflatten(1, (num_strips, where.strip_length))[:, :, :length].transpose(2, 3).unbind(0)
+            block = stored[:, :, first : first + num_strips * where.strip_length]
+            return block.unflatten(2, (num_strips, where.strip_length))[:, :, :, :length].transpose(1, 2).unbind(0)
 
         return views(self.keys), views(self.values)
 
@@ -104,4 +104,4 @@ class KvCache:
         """Copy a strip over another one, in all layers."""
         source_start, target_start = where.strip_start(source), where.strip_start(target)
         for stored in (self.keys, self.values):
-            stored[:, target_start : target_start + length] = stored[:, source_start : source_start + length]
+            stored[:, :, target_start : target_start + length] = stored[:, :, source_start : source_start + length]

@@ -4,7 +4,7 @@ Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key
 directly on the weights of the transformers module, packed for the CPU; `refresh` packs again what was loaded into it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyrhythm.engine.attention import attend, merge, merge_rows
+from polyrhythm.engine.attention import attend, merge
 from polyrhythm.engine.batch import DecodeBatch, padded_rows
+from polyrhythm.engine.decoding import Heads, LayerAttention, Rotation, decoding_for
 from polyrhythm.engine.kv_cache import KvCache, KvRange
 from polyrhythm.engine.projection import Projection
 from polyrhythm.errors import UserError
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
-# Matrix kernels for fewer rows than this round differently, so no product is ever done with fewer.
-_MIN_QUERIES = 16
-
-LayerAttention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Part:
     """Rows of a pass: they share its matrix products with other parts; their attention is their own."""
 
     token_ids: Tensor
-    positions: Tensor
     attention: LayerAttention
     kept: slice
     """The rows whose hidden states are wanted."""
@@ -60,13 +56,14 @@ class ModelRunner:
         config = self.model.config
         self.context_length = min(context_length or config.max_position_embeddings, config.max_position_embeddings)
         self.vocab_size: int = config.vocab_size
-        self.num_heads: int = config.num_attention_heads
-        self.num_kv_heads: int = config.num_key_value_heads
         decoder = self.model.model
-        self.head_dim: int = decoder.layers[0].self_attn.head_dim
+        attention = decoder.layers[0].self_attn
+        self._heads = Heads(
+            config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling
+        )
+        self._decoding = decoding_for(self._heads, self.device)
         self._norm_eps = torch.tensor(config.rms_norm_eps, device=self.device)
-        self._scale: float = decoder.layers[0].self_attn.scaling
-        self.layers = [_layer(module, self.num_heads, self.num_kv_heads) for module in decoder.layers]
+        self.layers = [_layer(module, self._heads) for module in decoder.layers]
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._final_norm: Tensor = decoder.norm.weight
         self._head = Projection(self.model.lm_head.weight)
@@ -78,14 +75,14 @@ class ModelRunner:
         positions = torch.arange(self.context_length, device=self.device)
         cos, sin = decoder.rotary_emb(self._embedding[:1].unsqueeze(0), positions.unsqueeze(0))
         self._cos, self._sin = cos[0, :, None].clone(), sin[0, :, None].clone()
-        self._sin[..., : self.head_dim // 2] *= -1
+        self._sin[..., : self._heads.dim // 2] *= -1
 
     def new_cache(self, num_slots: int) -> KvCache:
-        return KvCache(len(self.layers), num_slots, self.num_kv_heads, self.head_dim, self.device)
+        return KvCache(len(self.layers), num_slots, self._heads.num_kv_heads, self._heads.dim, self.device)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return len(self.layers) * 2 * self.num_kv_heads * self.head_dim * 4
+        return len(self.layers) * 2 * self._heads.num_kv_heads * self._heads.dim * 4
 
     def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Part:
         """Prompt tokens from position `start` on, whose keys and values are kept; its result is the last one's [1, dim]."""
@@ -99,52 +96,25 @@ class ModelRunner:
 
         earlier_keys, earlier_values = cache.prompt(where, start)
 
-        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rotation, heads = self._rotation(positions), self._heads
+
+        def attention(layer: int, queries_and_keys: Tensor, values: Tensor) -> Tensor:
+            queries, keys = rotation(queries_and_keys).split((heads.num_heads, heads.num_kv_heads), 1)
             cache.write(layer, slots, keys, values)
             queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
-            attended = attend(queries, keys, values, scale=self._scale, causal=True)
+            attended = attend(queries, keys, values, scale=heads.scale, causal=True)
             output = attended[0]
             if start:
-                earlier = attend(queries, earlier_keys[layer], earlier_values[layer], scale=self._scale, causal=False)
+                earlier = attend(queries, earlier_keys[layer], earlier_values[layer], scale=heads.scale, causal=False)
                 output = merge(attended, earlier)
             return output[0].transpose(0, 1).reshape(num_rows, -1)
 
-        return Part(ids, positions, attention, slice(num_tokens - 1, num_tokens))
+        return Part(ids, attention, slice(num_tokens - 1, num_tokens))
 
     def decode(self, cache: KvCache, batch: DecodeBatch) -> Part:
         """One token of every running completion; its result is all rows [rows, dim]."""
-        num_rows = batch.num_padded_rows
-        repeats = self.num_heads // self.num_kv_heads
-        window = -(-_MIN_QUERIES // repeats)
-        output = torch.zeros(num_rows, self.num_kv_heads, repeats, self.head_dim, device=self.device)
-        views = []
-        for span in batch.spans:
-            prompt = cache.prompt(span.where, span.where.prompt_length)
-            own = cache.strips(span.where, span.num_rows, span.own_length)
-            views.append((span, *prompt, *own))
-
-        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            cache.write(layer, batch.slots, keys, values)
-            folded = queries.unflatten(1, (self.num_kv_heads, repeats)).transpose(0, 1).contiguous()
-            by_row = folded.transpose(0, 1)
-            prompt_parts, own_parts = [], []
-            for span, prompt_keys, prompt_values, own_keys, own_values in views:
-                first = min(span.first_row, max(num_rows - window, 0))
-                last = max(span.last_row, first + window)
-                shared_queries = folded[:, first:last].flatten(1, 2).unsqueeze(0)
-                prompt = attend(
-                    shared_queries, prompt_keys[layer], prompt_values[layer], scale=self._scale, causal=False
-                )
-                mine = slice(span.first_row - first, span.last_row - first)
-                prompt_parts.append([part[0].unflatten(1, (-1, repeats)).transpose(0, 1)[mine] for part in prompt])
-                own_queries = by_row[span.first_row : span.last_row]
-                own_parts.append(
-                    attend(own_queries, own_keys[layer], own_values[layer], scale=self._scale, causal=False)
-                )
-            merge_rows(own_parts, prompt_parts, out=output[: batch.num_rows])
-            return output.flatten(1)
-
-        return Part(batch.token_ids, batch.positions, attention, slice(num_rows))
+        attention = self._decoding(cache, batch, self._rotation(batch.positions))
+        return Part(batch.token_ids, attention, slice(batch.num_padded_rows))
 
     @torch.inference_mode()
     def run(self, parts: Sequence[Part]) -> list[Tensor]:
@@ -155,16 +125,15 @@ class ModelRunner:
         """
         if len(parts) == 1:
             (part,) = parts
-            return [self._trunk(part.token_ids, part.positions, part.attention)[part.kept]]
+            return [self._trunk(part.token_ids, part.attention)[part.kept]]
         sizes = [len(part.token_ids) for part in parts]
 
-        def attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            pieces = zip(parts, queries.split(sizes), keys.split(sizes), values.split(sizes), strict=True)
+        def attention(layer: int, queries_and_keys: Tensor, values: Tensor) -> Tensor:
+            pieces = zip(parts, queries_and_keys.split(sizes), values.split(sizes), strict=True)
             return torch.cat([part.attention(layer, *piece) for part, *piece in pieces])
 
         token_ids = torch.cat([part.token_ids for part in parts])
-        positions = torch.cat([part.positions for part in parts])
-        hidden = self._trunk(token_ids, positions, attention).split(sizes)
+        hidden = self._trunk(token_ids, attention).split(sizes)
         return [rows[part.kept] for rows, part in zip(hidden, parts, strict=True)]
 
     @torch.inference_mode()
@@ -179,33 +148,28 @@ class ModelRunner:
             projection.refresh()
         for layer, module in zip(self.layers, self.model.model.layers, strict=True):
             if layer.qk_norm is not None:
-                layer.qk_norm.copy_(_qk_norm(module.self_attn, self.num_heads, self.num_kv_heads))
+                layer.qk_norm.copy_(_qk_norm(module.self_attn, self._heads))
 
-    def _trunk(self, token_ids: Tensor, positions: Tensor, attention: LayerAttention) -> Tensor:
+    def _trunk(self, token_ids: Tensor, attention: LayerAttention) -> Tensor:
         hidden = F.embedding(token_ids, self._embedding)
-        cos, sin = self._cos[positions], self._sin[positions]
-        num_queries, num_keys = self.num_heads, self.num_kv_heads
+        num_queries, num_keys = self._heads.num_heads, self._heads.num_kv_heads
         for index, layer in enumerate(self.layers):
-            joined = layer.qkv(self._norm(hidden, layer.input_norm)).unflatten(1, (-1, self.head_dim))
+            joined = layer.qkv(self._norm(hidden, layer.input_norm)).unflatten(1, (-1, self._heads.dim))
             queries_and_keys, values = joined.split((num_queries + num_keys, num_keys), 1)
             if layer.qk_norm is not None:
                 queries_and_keys = self._norm(queries_and_keys, layer.qk_norm)
-            queries, keys = _rotated(queries_and_keys, cos, sin).split((num_queries, num_keys), 1)
-            hidden = layer.output.plus(attention(index, queries, keys, values), hidden)
+            hidden = layer.output.plus(attention(index, queries_and_keys, values), hidden)
             normed = self._norm(hidden, layer.mlp_norm)
             hidden = layer.down.plus(layer.up.times(normed, layer.gate.silu(normed)), hidden)
         return self._norm(hidden, self._final_norm)
+
+    def _rotation(self, positions: Tensor) -> Rotation:
+        return Rotation(self._cos[positions], self._sin[positions])
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
         return values.mul(inverse).mul_(weight)
-
-
-def _rotated(values: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of [rows, heads, dim] in the half-split order of Llama; the first half of `sin` is negated."""
-    first, second = values.chunk(2, -1)
-    return (values * cos).addcmul_(torch.cat((second, first), -1), sin)
 
 
 def _load(model_dir: Path) -> Any:
@@ -235,13 +199,13 @@ def _check_supported(config: Any) -> None:
         raise UserError(f"rope type {rope_type!r} depends on the prompt: the embedded engine does not run it")
 
 
-def _layer(module: Any, num_heads: int, num_kv_heads: int) -> Layer:
+def _layer(module: Any, heads: Heads) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     has_norm = hasattr(attention, "q_norm")
     return Layer(
         input_norm=module.input_layernorm.weight,
         qkv=Projection(*_join_linears(attention.q_proj, attention.k_proj, attention.v_proj)),
-        qk_norm=_qk_norm(attention, num_heads, num_kv_heads) if has_norm else None,
+        qk_norm=_qk_norm(attention, heads) if has_norm else None,
         output=Projection(attention.o_proj.weight, attention.o_proj.bias),
         mlp_norm=module.post_attention_layernorm.weight,
         gate=Projection(mlp.gate_proj.weight, mlp.gate_proj.bias),
@@ -250,10 +214,10 @@ def _layer(module: Any, num_heads: int, num_kv_heads: int) -> Layer:
     )
 
 
-def _qk_norm(attention: Any, num_heads: int, num_kv_heads: int) -> Tensor:
+def _qk_norm(attention: Any, heads: Heads) -> Tensor:
     """The norm weights of all query and key heads [heads, dim]: one operation then serves both."""
     queries, keys = attention.q_norm.weight, attention.k_norm.weight
-    return torch.cat((queries.expand(num_heads, -1), keys.expand(num_kv_heads, -1)))
+    return torch.cat((queries.expand(heads.num_heads, -1), keys.expand(heads.num_kv_heads, -1)))
 
 
 def _join_linears(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
     crosses   every completion token over the whole prompt, merged with its run by the log-sum-exp of both
 """
 
+import ctypes
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.training.compiled_attention import compiled_attention, library_for
 from polyrhythm.training.layout import Block
 
 IMPLEMENTATION = "polyrhythm_packed"
@@ -176,6 +178,25 @@ def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: Atte
     return _MergedFlash.apply(query, key, value, plan, scale)  # pyright: ignore[reportReturnType]
 
 
+def cpu_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """The compiled kernel in fp32 where this machine can have it, else the merge."""
+    library = library_for(query, key)
+    if library is None or not _is_sound(library, query.size(-1), query.size(1) // key.size(1)):
+        return merged_flash_attention(query, key, value, plan, scale)
+    return compiled_attention(query, key, value, plan.blocks, scale, library)
+
+
+@functools.cache
+def _is_sound(library: ctypes.CDLL, head_dim: int, repeats: int) -> bool:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return compiled_attention(query, key, value, plan.blocks, scale, library)
+
+    if agrees_with_loop(kernel, head_dim=head_dim, repeats=repeats, dtype=torch.float32, tolerance=1e-4):
+        return True
+    log.warning("the compiled attention kernel fails its self-test: torch operators are used")
+    return False
+
+
 def looped_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """The same through public operators only: a loop over completions with the prompt's keys in front of their own."""
     attend = functools.partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=True)
@@ -297,7 +318,7 @@ def kernel_for(device_type: str) -> Kernel:
     """The kernel of a device, chosen once; a device without one is refused."""
     if device_type == "cpu":
         if agrees_with_loop(merged_flash_attention):
-            return merged_flash_attention
+            return cpu_attention
         log.warning("this PyTorch's private attention operators fail their self-test: a slower public one is used")
         return looped_attention
     if device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
@@ -307,12 +328,14 @@ def kernel_for(device_type: str) -> Kernel:
     raise UserError(f"no attention kernel for device {device_type!r}: use cpu, cuda (capability 8.0 or later) or npu")
 
 
-def agrees_with_loop(kernel: Kernel) -> bool:
-    """Whether a kernel on private operators still computes, forward and backward, what the public ones do."""
+def agrees_with_loop(
+    kernel: Kernel, *, head_dim: int = 8, repeats: int = 2, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9
+) -> bool:
+    """Whether a kernel computes, forward and backward, what the public operators do."""
     plan = AttentionPlan([Block(0, 3, (3, 5, 7), (2, 2, 1)), Block(8, 2, (10,), (3,))])
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, 13, 8) for heads in (4, 2, 2, 4)]
-    *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    shapes = [(1, heads, 13, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
+    *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     results: list[list[Tensor]] = []
     with torch.enable_grad():
         for candidate in (looped_attention, kernel):
@@ -322,7 +345,7 @@ def agrees_with_loop(kernel: Kernel) -> bool:
                 results.append([out.detach(), *torch.autograd.grad(out, leaves, grad_out)])
             except (RuntimeError, NotImplementedError, TypeError, AttributeError):
                 return False
-    return all(torch.allclose(*pair, rtol=1e-9, atol=1e-9) for pair in zip(*results, strict=True))
+    return all(torch.allclose(*pair, rtol=tolerance, atol=tolerance) for pair in zip(*results, strict=True))
 
 
 def packed_attention(

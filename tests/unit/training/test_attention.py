@@ -125,7 +125,7 @@ def test_without_the_private_operators_the_loop_is_chosen(monkeypatch):
     assert attention.kernel_for("cpu") is looped_attention
     attention.kernel_for.cache_clear()
     monkeypatch.undo()
-    assert attention.kernel_for("cpu") is merged_flash_attention
+    assert attention.kernel_for("cpu") is attention.cpu_attention
 
 
 def test_a_device_without_a_kernel_is_refused():

@@ -1,0 +1,71 @@
+/* What stands between the matrix products of a layer, in one pass over memory each: RMS norm and SwiGLU, forward and backward.
+
+   Lengths of rows are multiples of LANES. A number's bits depend on neither its place nor the number of threads. */
+
+#include "vectors.h"
+
+#define ROWS_PER_PART 32 /* as in fused.py */
+
+void rms_norm(const float *inputs, const float *weight, float epsilon, int64_t num_rows, int64_t size, float *outputs,
+              float *inverse, int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *x = inputs + row * size;
+        vec squares = all(0);
+        for (int64_t i = 0; i < size; i += LANES) squares += load(x + i) * load(x + i);
+        const float scale = 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
+        inverse[row] = scale;
+        for (int64_t i = 0; i < size; i += LANES) store(outputs + row * size + i, load(x + i) * scale * load(weight + i));
+    }
+}
+
+/* The weight's gradient comes in parts, one for every ROWS_PER_PART rows: [parts][size]. */
+void rms_norm_backward(const float *upstream, const float *inputs, const float *weight, const float *inverse, int64_t num_rows,
+                       int64_t size, float *gradient, float *weight_gradients, int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t part = 0; part < (num_rows + ROWS_PER_PART - 1) / ROWS_PER_PART; part++) {
+        float *of_weight = weight_gradients + part * size;
+        const int64_t first = part * ROWS_PER_PART, end = first + ROWS_PER_PART;
+        memset(of_weight, 0, sizeof(float) * size);
+        for (int64_t row = first; row < (end < num_rows ? end : num_rows); row++) {
+            const float *x = inputs + row * size, *up = upstream + row * size;
+            const float scale = inverse[row];
+            vec products = all(0);
+            for (int64_t i = 0; i < size; i += LANES) products += load(up + i) * load(weight + i) * load(x + i);
+            const float shared = sum_of(products) * scale * scale / (float)size;
+            for (int64_t i = 0; i < size; i += LANES) {
+                const vec u = load(up + i), v = load(x + i);
+                store(gradient + row * size + i, (u * load(weight + i) - v * shared) * scale);
+                store(of_weight + i, load(of_weight + i) + u * v * scale);
+            }
+        }
+    }
+}
+
+static inline vec sigmoid(vec x) {
+    const vec e = exp_of(select(x > 0, -x, x)); /* of -|x| */
+    const vec s = 1.0f / (1.0f + e);
+    return select(x > 0, s, e * s);
+}
+
+void swiglu(const float *gate, const float *up, int64_t count, float *outputs, int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t i = 0; i < count / LANES; i++) {
+        const vec g = load(gate + i * LANES);
+        store(outputs + i * LANES, g * sigmoid(g) * load(up + i * LANES));
+    }
+}
+
+void swiglu_backward(const float *upstream, const float *gate, const float *up, int64_t count, float *gate_gradient,
+                     float *up_gradient, int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t i = 0; i < count / LANES; i++) {
+        const vec u = load(upstream + i * LANES), g = load(gate + i * LANES), s = sigmoid(g);
+        store(up_gradient + i * LANES, u * g * s);
+        store(gate_gradient + i * LANES, u * load(up + i * LANES) * s * (1.0f + g * (1.0f - s)));
+    }
+}
