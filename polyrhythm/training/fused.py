@@ -25,12 +25,20 @@ def fuse_elementwise(model: nn.Module) -> None:
     if load_kernel("elementwise") is None:
         return
     for module in model.modules():
-        kind = type(module).__name__
-        if kind in _NORMS and module.weight.numel() % LANES == 0:
+        if _is_norm(module):
             module.forward = MethodType(_norm_forward, module)
-        elif kind in _MLPS and isinstance(module.act_fn, nn.SiLU | _silu_type()):
-            if module.gate_proj.out_features % LANES == 0:
-                module.forward = MethodType(_mlp_forward, module)
+        elif _is_gated(module):
+            module.forward = MethodType(_mlp_forward, module)
+
+
+def _is_norm(module: Any) -> bool:
+    return type(module).__name__ in _NORMS and module.weight.numel() % LANES == 0
+
+
+def _is_gated(module: Any) -> bool:
+    if type(module).__name__ not in _MLPS:
+        return False
+    return isinstance(module.act_fn, nn.SiLU | _silu_type()) and module.gate_proj.out_features % LANES == 0
 
 
 def _silu_type() -> type[nn.Module]:
