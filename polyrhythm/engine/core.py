@@ -47,6 +47,9 @@ class InferenceEngine:
     def __init__(
         self, model_dir: Path, config: EngineConfig, *, store: WeightStore | None = None, stop_at_eos: bool = True
     ):
+        # OpenMP keeps a pool for every thread that computes. With more threads than cores its waiting threads sleep at once,
+        # and waking them costs a quarter of a decoding step: only the compute thread may have a pool.
+        torch.set_num_threads(1)
         self._runner = ModelRunner(model_dir, context_length=config.context_length)
         self._store = store
         self._stops = StopStrings(model_dir, self._runner.vocab_size)

@@ -19,6 +19,7 @@ from polyrhythm.engine.decoding import Heads, LayerAttention, Rotation, decoding
 from polyrhythm.engine.kv_cache import KvCache, KvRange
 from polyrhythm.engine.projection import Projection
 from polyrhythm.errors import UserError
+from polyrhythm.kernels.elementwise import can_be_fused, rms_norm
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
@@ -62,7 +63,9 @@ class ModelRunner:
             config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling
         )
         self._decoding = decoding_for(self._heads, self.device)
+        self._norm_epsilon: float = config.rms_norm_eps
         self._norm_eps = torch.tensor(config.rms_norm_eps, device=self.device)
+        self._norm_is_fused = can_be_fused(decoder.norm.weight, config.hidden_size)
         self.layers = [_layer(module, self._heads) for module in decoder.layers]
         self._embedding: Tensor = decoder.embed_tokens.weight
         self._final_norm: Tensor = decoder.norm.weight
@@ -167,6 +170,8 @@ class ModelRunner:
         return Rotation(self._cos[positions], self._sin[positions])
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
+        if weight.dim() == 1 and self._norm_is_fused:
+            return rms_norm(values, weight, self._norm_epsilon)[0]
         length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         inverse = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
         return values.mul(inverse).mul_(weight)

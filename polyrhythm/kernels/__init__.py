@@ -14,6 +14,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from torch import Tensor
+
 from polyrhythm.cache import cache_dir
 
 _SOURCES = Path(__file__).parent
@@ -69,3 +71,7 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

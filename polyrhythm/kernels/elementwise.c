@@ -44,12 +44,6 @@ void rms_norm_backward(const float *upstream, const float *inputs, const float *
     }
 }
 
-static inline vec sigmoid(vec x) {
-    const vec e = exp_of(select(x > 0, -x, x)); /* of -|x| */
-    const vec s = 1.0f / (1.0f + e);
-    return select(x > 0, s, e * s);
-}
-
 void swiglu(const float *gate, const float *up, int64_t count, float *outputs, int num_threads) {
     (void)num_threads;
 #pragma omp parallel for num_threads(num_threads)

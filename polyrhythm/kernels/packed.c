@@ -152,7 +152,7 @@ INLINE void differentiate_block(const Segment *segment, int64_t first, int head,
         multiply(upstream.by_dimension, tile_values, values.token, tile.count, slopes, width);
         for (int k = 0; k < tile.count; k++)
             for (int w = 0; w < width; w++) {
-                weights[k][w] = select(tile.visible[w] > k, exp_of(weights[k][w] - sums[w]), all(0));
+                weights[k][w] = choose(tile.visible[w] > k, exp_of(weights[k][w] - sums[w]), all(0));
                 slopes[k][w] = weights[k][w] * (slopes[k][w] - inner[w]);
             }
         accumulate(slopes, tile_keys, keys.token, tile.count, one, gradient, width);

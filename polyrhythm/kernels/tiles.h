@@ -76,13 +76,13 @@ INLINE void attend_tile(const Wide *queries, const float *keys, int64_t key_stri
     for (int w = 0; w < width; w++) {
         vec maximum = state->maximum[w];
         for (int k = 0; k < count; k++) {
-            weights[k][w] = select(visible[w] > k, weights[k][w], all(-1e30f));
+            weights[k][w] = choose(visible[w] > k, weights[k][w], all(-1e30f));
             maximum = larger(maximum, weights[k][w]);
         }
         rescale[w] = exp_of(state->maximum[w] - maximum);
         vec sum = state->sum[w] * rescale[w];
         for (int k = 0; k < count; k++) {
-            weights[k][w] = select(visible[w] > k, exp_of(weights[k][w] - maximum), all(0));
+            weights[k][w] = choose(visible[w] > k, exp_of(weights[k][w] - maximum), all(0));
             sum += weights[k][w];
         }
         state->maximum[w] = maximum;

@@ -15,8 +15,8 @@ typedef float quarter_vec __attribute__((vector_size(LANES)));
 static inline vec load(const float *from) { return *(const unaligned_vec *)from; }
 static inline void store(float *to, vec value) { *(unaligned_vec *)to = value; }
 static inline vec all(float value) { return value - (vec){0}; }
-static inline vec select(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
-static inline vec larger(vec a, vec b) { return select(a > b, a, b); }
+static inline vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
+static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
 static inline float sum_of(vec v) {
     half_vec h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -41,4 +41,10 @@ static inline vec exp_of(vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
     return (vec)((ivec)p + ((ivec)shifted << 23));
+}
+
+static inline vec sigmoid(vec x) {
+    const vec e = exp_of(choose(x > 0, -x, x)); /* of -|x| */
+    const vec s = 1.0f / (1.0f + e);
+    return choose(x > 0, s, e * s);
 }
