@@ -72,7 +72,7 @@ static void run_task(const Span *span, int64_t first, int head, const float *que
                      float *values, int64_t num_slots, float scale, float *out) {
     const int64_t stride = HEAD_DIM;
     const int64_t last = first + ROWS_PER_TASK < span->last_row ? first + ROWS_PER_TASK : span->last_row;
-    float queries[QUERIES][HEAD_DIM] __attribute__((aligned(64)));
+    float queries[QUERIES][HEAD_DIM] __attribute__((aligned(64))), outputs[QUERIES][HEAD_DIM] __attribute__((aligned(64)));
     Wide by_dimension[HEAD_DIM];
     IntegerWide everything;
     Softmax prompt;
@@ -96,12 +96,13 @@ static void run_task(const Span *span, int64_t first, int head, const float *que
         attend_tile(by_dimension, keys + slot, stride, values + slot, stride, left < TILE ? (int)left : TILE, everything,
                     &prompt, WIDTH);
     }
+    transpose_back(prompt.output, outputs, WIDTH);
     for (int64_t row = first; row < last; row++) {
         const int64_t own = (span->strips_start + (row - span->first_row) * span->strip_length) * stride;
         for (int r = 0; r < REPEATS; r++) {
             const int lane = (int)(row - first) * REPEATS + r;
             vec output[CHUNKS];
-            for (int d = 0; d < HEAD_DIM; d++) ((float *)output)[d] = ((const float *)prompt.output[d])[lane];
+            for (int c = 0; c < CHUNKS; c++) output[c] = load(outputs[lane] + c * LANES);
             attend_own(queries[lane], keys + own, values + own, span->own_length,
                        ((const float *)prompt.maximum)[lane], ((const float *)prompt.sum)[lane], output);
             for (int c = 0; c < CHUNKS; c++)

@@ -53,12 +53,14 @@ INLINE void gather(const Segment *segment, int64_t first, int head, Rows from, f
     transpose(lanes->rows, lanes->by_dimension, width);
 }
 
-static void scatter(const Segment *segment, int64_t first, int head, const Lanes *lanes, const Wide *by_dimension,
-                    const vec *factor, Rows to) {
+INLINE void scatter(const Segment *segment, int64_t first, int head, const Lanes *lanes, const Wide *by_dimension,
+                    const vec *factor, Rows to, const int width) {
+    float rows[QUERIES][HEAD_DIM] __attribute__((aligned(64)));
+    transpose_back(by_dimension, rows, width);
     for (int lane = 0; lane < lanes->num_lanes; lane++) {
         const int64_t query = first + lane;
         float *row = row_of(to, segment->start + query / REPEATS, head * REPEATS + query % REPEATS);
-        for (int d = 0; d < HEAD_DIM; d++) row[d] = ((const float *)by_dimension[d])[lane] * ((const float *)factor)[lane];
+        for (int d = 0; d < HEAD_DIM; d++) row[d] = rows[lane][d] * ((const float *)factor)[lane];
     }
 }
 
@@ -95,7 +97,7 @@ INLINE void attend_block(const Segment *segment, int64_t first, int head, Rows q
         attend_tile(lanes.by_dimension, row_of(keys, tile.token, head), keys.token, row_of(values, tile.token, head),
                     values.token, tile.count, tile.visible, &state, width);
     for (int w = 0; w < width; w++) inverse[w] = 1.0f / state.sum[w];
-    scatter(segment, first, head, &lanes, state.output, inverse, out);
+    scatter(segment, first, head, &lanes, state.output, inverse, out, width);
     for (int lane = 0; lane < lanes.num_lanes; lane++)
         logsumexp[segment->start * REPEATS + first + lane] =
             ((const float *)state.maximum)[lane] + logf(((const float *)state.sum)[lane]);
@@ -160,7 +162,7 @@ INLINE void differentiate_block(const Segment *segment, int64_t first, int head,
         add_weighted(weights, upstream.rows, lanes.num_lanes, row_of(grad_values, tile.token, head), grad_values.token,
                      tile.count);
     }
-    scatter(segment, first, head, &lanes, gradient, factor, grad_queries);
+    scatter(segment, first, head, &lanes, gradient, factor, grad_queries, width);
 }
 
 int queries_per_block(void) { return QUERIES; }

