@@ -171,7 +171,7 @@ def _digest(content: memoryview) -> str:
 
 def _open_snapshot(path: Path, manifest: Manifest) -> io.FileIO:
     try:
-        file = open(path, "rb", buffering=0)
+        file = open(path, "rb", buffering=0)  # noqa: SIM115
     except OSError as error:
         raise SnapshotError(f"cannot open {path}: {error.strerror}") from None
     size = os.fstat(file.fileno()).st_size
