@@ -1,7 +1,11 @@
 """Fixtures of all tests: tiny models built from a config, groups made by a script, a source that hands them out."""
 
+import os
 import random
 import signal
+
+# Read by MKL at its first product, as in a run's processes: rows then round alike for any number of rows and threads.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 import msgspec
 import pytest

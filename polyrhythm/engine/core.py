@@ -41,7 +41,7 @@ class InferenceEngine:
 
     Without a weight store it serves the model folder's own weights as version 0. `generate`, `load` and `status` are
     called on an event loop; they hand work to the compute thread and wait for its answer. Cancelling `generate` frees
-    what the request held.
+    what the request held. The thread that makes an engine is left with one CPU thread.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class InferenceEngine:
         if request.sampling.stop:
             await asyncio.to_thread(self._stops.prepare, request.sampling.stop)
         # Nothing is awaited between this check and the request being known, so no load can come between them.
-        if request.policy_version != self._policy_version:
+        if self._policy_version == NO_VERSION or request.policy_version != self._policy_version:
             raise WrongVersion(
                 f"asked for policy version {request.policy_version}, this engine holds {self._policy_version}"
             )

@@ -62,7 +62,7 @@ class CompiledDecoding:
 
     def __call__(self, cache: KvCache, batch: DecodeBatch, rotation: Rotation) -> LayerAttention:
         heads, kernel = self._heads, self._kernel
-        output = torch.zeros(batch.num_padded_rows, heads.num_heads * heads.dim)
+        output = cache.keys.new_zeros(batch.num_padded_rows, heads.num_heads * heads.dim)
         cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
         keys, values = cache.keys.data_ptr(), cache.values.data_ptr()
         bytes_per_layer = cache.keys.stride(0) * cache.keys.element_size()

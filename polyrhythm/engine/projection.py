@@ -55,7 +55,7 @@ class CompiledProduct:
         self._weight, self._bias, self._library = weight, bias, library
         self._num_outputs, self._num_inputs = weight.shape
         columns = library.columns_per_block()
-        self._packed = torch.empty(-(-self._num_outputs // columns) * columns * self._num_inputs)
+        self._packed = weight.new_empty(-(-self._num_outputs // columns) * columns * self._num_inputs)
         self.refresh()
 
     def refresh(self) -> None:

@@ -5,15 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from polyrhythm.kernels import LANES, load_kernel, pointer
+from polyrhythm.kernels import LANES, are_served, load_kernel, pointer
 
 _ROWS_PER_PART = 32  # as in elementwise.c
 
 
 def can_be_fused(weight: Tensor, row_length: int) -> bool:
     """Whether this machine has the kernel, and the kernel serves rows of this length with weights like this one."""
-    is_served = weight.device.type == "cpu" and weight.dtype == torch.float32 and row_length % LANES == 0
-    return is_served and load_kernel("elementwise") is not None
+    return are_served(weight) and row_length % LANES == 0 and load_kernel("elementwise") is not None
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ static inline vec load(const float *from) { return *(const unaligned_vec *)from;
 static inline void store(float *to, vec value) { *(unaligned_vec *)to = value; }
 static inline vec all(float value) { return value - (vec){0}; }
 static inline vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
+/* b if one of them is not a number. */
 static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
 static inline float sum_of(vec v) {
@@ -25,10 +26,11 @@ static inline float sum_of(vec v) {
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
-/* exp to about one unit in the last place, for values up to 80; below -86 as -86. */
+/* exp to about one unit in the last place, for values up to 80; below -86 as -86; not a number stays so. */
 static inline vec exp_of(vec x) {
     const float round_to_integer = 12582912.0f;
-    x = larger(x, all(-86.0f));
+    const vec given = x;
+    x = larger(all(-86.0f), x);
     vec shifted = x * 1.44269504f + round_to_integer;
     vec whole = shifted - round_to_integer;
     vec r = x - whole * 0.693359375f;
@@ -40,7 +42,7 @@ static inline vec exp_of(vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    return (vec)((ivec)p + ((ivec)shifted << 23));
+    return choose(given == given, (vec)((ivec)p + ((ivec)shifted << 23)), given);
 }
 
 static inline vec sigmoid(vec x) {

@@ -180,7 +180,7 @@ def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: Atte
 
 def cpu_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """The compiled kernel in fp32 where this machine can have it, else the merge."""
-    library = library_for(query, key)
+    library = library_for(query, key, value)
     if library is None or not _is_sound(library, query.size(-1), query.size(1) // key.size(1)):
         return merged_flash_attention(query, key, value, plan, scale)
     return compiled_attention(query, key, value, plan.blocks, scale, library)
@@ -332,9 +332,9 @@ def agrees_with_loop(
     kernel: Kernel, *, head_dim: int = 8, repeats: int = 2, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9
 ) -> bool:
     """Whether a kernel computes, forward and backward, what the public operators do."""
-    plan = AttentionPlan([Block(0, 3, (3, 5, 7), (2, 2, 1)), Block(8, 2, (10,), (3,))])
+    plan = AttentionPlan([Block(0, 70, (70, 110, 115), (40, 5, 1)), Block(116, 2, (118,), (3,))])
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, 13, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
+    shapes = [(1, heads, 121, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
     *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     results: list[list[Tensor]] = []
     with torch.enable_grad():

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from polyrhythm.kernels import LANES, load_kernel
+from polyrhythm.kernels import LANES, are_served, load_kernel
 from polyrhythm.training.layout import Block
 
 # Gradients of a row with few blocks are made in parts that add up: by the row alone, whatever the number of threads.
@@ -95,6 +96,7 @@ class _Compiled(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, logsumexp = ctx.saved_tensors
         tables: Tables = ctx.tables
@@ -120,10 +122,10 @@ def compiled_attention(
     return _Compiled.apply(query, key, value, library, blocks, scale)  # pyright: ignore[reportReturnType]
 
 
-def library_for(query: Tensor, key: Tensor) -> ctypes.CDLL | None:
-    """The kernel for tensors of these shapes, where there is one."""
+def library_for(query: Tensor, key: Tensor, value: Tensor) -> ctypes.CDLL | None:
+    """The kernel for tensors like these, where there is one."""
     head_dim, repeats = query.size(-1), query.size(1) // key.size(1)
-    if query.device.type != "cpu" or query.dtype != torch.float32 or head_dim % LANES:
+    if not are_served(query, key, value) or head_dim % LANES:
         return None
     return load_kernel("packed", HEAD_DIM=head_dim, REPEATS=repeats)
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from polyrhythm.kernels import are_served
 from polyrhythm.kernels.elementwise import can_be_fused, rms_norm, rms_norm_backward, swiglu, swiglu_backward
 
 _NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
@@ -36,11 +38,14 @@ def _is_gated(module: Any) -> bool:
 
 
 def _norm_forward(module: Any, hidden: Tensor) -> Tensor:
+    if not are_served(hidden, module.weight):
+        return type(module).forward(module, hidden)
     return _RmsNorm.apply(hidden, module.weight, module.variance_epsilon)
 
 
 def _mlp_forward(module: Any, hidden: Tensor) -> Tensor:
-    return module.down_proj(_SwiGlu.apply(module.gate_proj(hidden), module.up_proj(hidden)))
+    gate, up = module.gate_proj(hidden), module.up_proj(hidden)
+    return module.down_proj(_SwiGlu.apply(gate, up) if are_served(gate, up) else module.act_fn(gate) * up)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -52,6 +57,7 @@ class _RmsNorm(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         return *rms_norm_backward(gradients[0].contiguous(), *ctx.saved_tensors), None
 
@@ -64,5 +70,6 @@ class _SwiGlu(torch.autograd.Function):
         return swiglu(gate, up)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         return swiglu_backward(gradients[0].contiguous(), *ctx.saved_tensors)

@@ -1,8 +1,11 @@
 """The end of an update: divide the summed gradients once, clip, AdamW with warm-up."""
 
+import math
+
 import torch
 
 from polyrhythm.config import TrainingConfig
+from polyrhythm.errors import RunError
 from polyrhythm.training.accumulate import gradient_of
 
 
@@ -31,6 +34,11 @@ class Optimizer:
         # Zeros where no rollout gave one: the moments must move alike in a new process and in one that has trained before.
         gradients = [gradient_of(parameter) for parameter in self.parameters]
         gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
+        if not math.isfinite(gradient_norm):
+            raise RunError(
+                f"the gradient of update {self.num_updates} is not finite ({gradient_norm}): nothing was updated; go on from "
+                "the last checkpoint with a lower training.learning_rate"
+            )
         clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
         torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
         for group in self.adamw.param_groups:

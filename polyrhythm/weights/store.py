@@ -190,6 +190,8 @@ def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
         if entry.shape != list(target.shape) or entry.dtype != _DTYPE_NAMES[target.dtype]:
             raise SnapshotError(f"{name} is {entry.dtype}{entry.shape} in weights v{manifest.version}, "
                                 f"the model has {_DTYPE_NAMES[target.dtype]}{list(target.shape)}")  # fmt: skip
+        if entry.num_bytes != target.nbytes or entry.offset < 0:
+            raise SnapshotError(f"{name} has {entry.num_bytes} bytes at {entry.offset} in weights v{manifest.version}")
 
 
 def _read_all(descriptor: int, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
@@ -209,12 +211,19 @@ def _read_tensor(descriptor: int, entry: TensorEntry, target: torch.Tensor) -> s
     digest = blake3.blake3()
     for start in range(0, entry.num_bytes, _PIECE_BYTES):
         piece = content[start : start + _PIECE_BYTES]
-        if os.preadv(descriptor, [piece], entry.offset + start) != len(piece):
-            raise SnapshotError("the snapshot has become shorter while it was read: it is torn")
+        _read_piece(descriptor, piece, entry.offset + start)
         digest.update(piece)
     if not is_in_place:
         target.copy_(torch.frombuffer(content, dtype=target.dtype).reshape(target.shape))
     return digest.hexdigest()
+
+
+def _read_piece(descriptor: int, piece: memoryview, offset: int) -> None:
+    while piece:
+        num_bytes = os.preadv(descriptor, [piece], offset)
+        if not num_bytes:
+            raise SnapshotError("the snapshot has become shorter while it was read: it is torn")
+        piece, offset = piece[num_bytes:], offset + num_bytes
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -1,10 +1,5 @@
 """Tiny models in folders of their own, with a tokenizer whose tokens are bytes."""
 
-import os
-
-# Read by MKL at its first product: rows then round alike for any number of threads. Before torch is imported.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-
 from pathlib import Path
 
 import pytest

@@ -183,8 +183,9 @@ async def test_loaded_weights_are_used_and_a_failed_load_leaves_no_version(model
         with pytest.raises(SnapshotError):
             await engine.load(8)
         assert engine.status().policy_version == -1
-        with pytest.raises(WrongVersion):
-            await engine.generate(request)
+        for version in (7, -1):
+            with pytest.raises(WrongVersion):
+                await engine.generate(request_of(random.Random(4), prompt=20, seeds=2, version=version))
         await engine.load(7)
         assert bits((await engine.generate(request)).completions) == bits(reply.completions)
 

@@ -138,6 +138,42 @@ def test_a_compiler_that_fails_is_named_with_its_reason(monkeypatch, caplog, tmp
     assert "this machine is odd" in caplog.text
 
 
+def test_kernels_are_kept_where_nobody_else_can_put_any(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path))
+    load_kernel.cache_clear()
+    assert load_kernel("elementwise") is not None
+    assert (tmp_path / "kernels").stat().st_mode & 0o77 == 0
+    (tmp_path / "kernels").chmod(0o777)
+    load_kernel.cache_clear()
+    assert load_kernel("elementwise") is None
+    assert "can be written by others" in caplog.text
+    load_kernel.cache_clear()
+
+
+def test_a_kernel_that_does_not_load_is_made_again_the_next_time(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "good"))
+    load_kernel.cache_clear()
+    assert load_kernel("elementwise") is not None
+    (library,) = (tmp_path / "good" / "kernels").iterdir()
+    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "bad"))
+    (tmp_path / "bad" / "kernels").mkdir(mode=0o700, parents=True)
+    (tmp_path / "bad" / "kernels" / library.name).touch()
+    load_kernel.cache_clear()
+    assert load_kernel("elementwise") is None
+    load_kernel.cache_clear()
+    assert load_kernel("elementwise") is not None
+    load_kernel.cache_clear()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", ["query", "key"])
+def test_what_is_not_a_number_stays_visible(form, place):
+    batch = Batch(Heads(4, 2, 32, 0.2), [(70, 2, 3), (5, 1, 2)])
+    batch.queries_and_keys[1, 0 if place == "query" else 4, 0] = float("nan")
+    output = batch.attend(form).unflatten(1, (4, 32))
+    assert output[1, 0].isnan().all() and output[0].isfinite().all() and output[2].isfinite().all()
+
+
 @pytest.mark.parametrize("heads", [Heads(4, 2, 24, 0.2), Heads(34, 2, 16, 0.25)], ids=["dim", "repeats"])
 def test_shapes_that_the_kernel_does_not_know_use_torch_operators(heads):
     assert isinstance(decoding_for(heads, CPU), TorchDecoding)

@@ -32,7 +32,7 @@ def attend(inputs: list[Tensor], layout: Layout) -> list[Tensor]:
     """Output and gradients of the compiled kernel."""
     *leaves, upstream = inputs
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    library = library_for(leaves[0], leaves[1])
+    library = library_for(leaves[0], leaves[1], leaves[2])
     assert library is not None, "these tests need a C compiler"
     out = compiled_attention(leaves[0], leaves[1], leaves[2], layout.blocks, SCALE, library)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
@@ -130,5 +130,25 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch, caplog):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_number_formats_use_torch_operators(dtype):
     query = torch.zeros(1, 4, 3, 16, dtype=dtype)
-    assert library_for(query, query) is None
+    assert library_for(query, query, query) is None
+    assert library_for(query.float(), query.float(), query) is None
     assert agrees_with_loop(cpu_attention)
+
+
+def test_what_is_not_a_number_stays_visible():
+    layout = layout_of([(70, [40, 5])])
+    query, key, value, upstream = rows(layout.num_tokens, 4, 2, 16)
+    query[0, 0, 80], key[0, 1, 3] = float("nan"), float("inf")
+    out, grad_query, *_ = attend([query, key, value, upstream], layout)
+    assert out[0, 0, 80].isnan().all() and grad_query[0, 0, 80].isnan().all()
+    assert out[0, 2:, 3:].isnan().any(-1).all()
+    assert out[0, 1].isfinite().all() and out[0, 2:, :3].isfinite().all()
+
+
+def test_second_derivatives_are_refused():
+    layout = layout_of([(9, [4])])
+    query, key, value, upstream = (tensor.requires_grad_() for tensor in rows(layout.num_tokens, 4, 2, 16))
+    out = cpu_attention(query, key, value, AttentionPlan(layout.blocks), SCALE)
+    (gradient,) = torch.autograd.grad(out, query, upstream, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

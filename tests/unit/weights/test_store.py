@@ -1,5 +1,6 @@
 """Weights move whole: published by rename, verified before they are used."""
 
+import blake3
 import msgspec
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_old_versions_go_and_their_space_is_used_again(store):
     assert len(set(inodes)) == 3
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest", "other version"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest", "other version", "no bytes"])
 def test_a_damaged_snapshot_is_refused(store, damage):
     folder = store.publish(build_tiny_model("llama"), 1)
     weights, manifest = folder / WEIGHTS_FILE, folder / MANIFEST_FILE
@@ -66,8 +67,13 @@ def test_a_damaged_snapshot_is_refused(store, damage):
         manifest.unlink()
     elif damage == "bad manifest":
         manifest.write_text("{")
-    else:
+    elif damage == "other version":
         manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(store.read_manifest(1), version=2)))
+    else:
+        said = store.read_manifest(1)
+        name, entry = next(iter(said.tensors.items()))
+        said.tensors[name] = msgspec.structs.replace(entry, num_bytes=0, digest=blake3.blake3(b"").hexdigest())
+        manifest.write_bytes(msgspec.json.encode(said))
     with pytest.raises(SnapshotError):
         store.load_into(build_tiny_model("llama", seed=1), 1)
 
