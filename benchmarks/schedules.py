@@ -64,7 +64,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=12, help="groups per step (default: %(default)s)")
     parser.add_argument("--group-size", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=16, help="(default: %(default)s)")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (default: %(default)s)")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt (default: %(default)s)")
     parser.add_argument(
         "--max-batch", type=int, default=8, help="completions that decode together (default: %(default)s)"
     )

@@ -56,6 +56,7 @@ class CompiledProduct:
         self._num_outputs, self._num_inputs = weight.shape
         columns = library.columns_per_block()
         self._packed = weight.new_empty(-(-self._num_outputs // columns) * columns * self._num_inputs)
+        assert self._packed.data_ptr() % 64 == 0, "torch aligns what it allocates on a CPU"
         self.refresh()
 
     def refresh(self) -> None:

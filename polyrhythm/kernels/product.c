@@ -17,6 +17,21 @@ enum { PLAIN, SILU, TIMES, PLUS };
 
 int columns_per_block(void) { return COLUMNS; }
 
+/* Past the caches, where that can be said: what is packed is read much later. `to` is aligned to a vector. */
+static inline void store_for_later(float *to, vec value) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    __builtin_ia32_movntps512(to, value);
+#else
+    store(to, value);
+#endif
+}
+
+static inline void finish_stores(void) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    __builtin_ia32_sfence();
+#endif
+}
+
 /* LANES rows and columns of the weights, or as many as there are; what is missing is zero. */
 static void pack_square(const float *from, int64_t num_inputs, int64_t rows_left, int64_t columns_left, float *to) {
     vec square[LANES];
@@ -28,10 +43,10 @@ static void pack_square(const float *from, int64_t num_inputs, int64_t rows_left
             memcpy(&square[row], from + row * num_inputs, sizeof(float) * columns_left);
     }
     transpose_square(square);
-    for (int i = 0; i < LANES && i < columns_left; i++) store(to + i * COLUMNS, square[i]);
+    for (int i = 0; i < LANES && i < columns_left; i++) store_for_later(to + i * COLUMNS, square[i]);
 }
 
-/* [num_outputs][num_inputs] to the packed order; columns beyond num_outputs are zero. */
+/* [num_outputs][num_inputs] to the packed order, at an address that is a multiple of 64; columns beyond num_outputs are zero. */
 void pack(const float *weights, int64_t num_outputs, int64_t num_inputs, float *packed, int num_threads) {
     (void)num_threads;
 #pragma omp parallel for num_threads(num_threads)
@@ -42,6 +57,7 @@ void pack(const float *weights, int64_t num_outputs, int64_t num_inputs, float *
             for (int first = 0; first < COLUMNS; first += LANES)
                 pack_square(weights + (block * COLUMNS + first) * num_inputs + start, num_inputs, rows_left - first,
                             num_inputs - start, to + start * COLUMNS + first);
+        finish_stores();
     }
 }
 

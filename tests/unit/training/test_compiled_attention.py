@@ -41,7 +41,7 @@ def attend(inputs: list[Tensor], layout: Layout) -> list[Tensor]:
 @settings(max_examples=40)
 @given(
     lengths=lengths_of_groups,
-    shape=st.sampled_from([(4, 4, 16), (6, 2, 32), (9, 3, 64), (7, 1, 32), (2, 1, 128), (32, 1, 16)]),
+    shape=st.sampled_from([(4, 4, 16), (9, 3, 64), (2, 1, 128), (32, 1, 16)]),
     share_prompt=st.booleans(),
 )
 def test_the_kernel_equals_public_operators_in_double_precision(lengths, shape, share_prompt):
