@@ -64,7 +64,7 @@ class ModelRunner:
         )
         self._decoding = decoding_for(self._heads, self.device)
         self._norm_epsilon: float = config.rms_norm_eps
-        self._norm_eps = torch.tensor(config.rms_norm_eps, device=self.device)
+        self._norm_epsilon_tensor = torch.tensor(config.rms_norm_eps, device=self.device)
         self._norm_is_fused = can_be_fused(decoder.norm.weight, config.hidden_size)
         self.layers = [_layer(module, self._heads) for module in decoder.layers]
         self._embedding: Tensor = decoder.embed_tokens.weight
@@ -173,7 +173,7 @@ class ModelRunner:
         if weight.dim() == 1 and self._norm_is_fused:
             return rms_norm(values, weight, self._norm_epsilon)[0]
         length = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-        inverse = torch.addcmul(self._norm_eps, length, length, value=1 / values.shape[-1]).rsqrt_()
+        inverse = torch.addcmul(self._norm_epsilon_tensor, length, length, value=1 / values.shape[-1]).rsqrt_()
         return values.mul(inverse).mul_(weight)
 
 

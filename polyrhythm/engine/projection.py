@@ -21,7 +21,7 @@ _ONEDNN_UNARY = {"plain": "none", "silu": "swish"}
 _ONEDNN_BINARY = {"times": "mul", "plus": "add"}
 # oneDNN chooses its layout for about this many rows; it serves any number.
 _TYPICAL_ROWS = 32
-_EXTRA_ROWS = 12
+_EXTRA_ROWS = 12  # the kernel takes rows by up to so many
 
 
 class Projection:

@@ -111,21 +111,20 @@ static void run_task(const Span *span, int64_t first, int head, const float *que
     }
 }
 
+static inline int64_t blocks_of(const Span *span) {
+    return (span->last_row - span->first_row + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+}
+
 void decode_attention(const Span *spans, int64_t num_spans, const float *queries_and_keys, int64_t qk_stride,
                       const float *new_values, int64_t value_stride, const float *cosines, const float *sines, float *keys,
                       float *values, int64_t num_slots, float scale, int num_threads, float *out) {
-    int64_t num_rows = 0;
-    for (int64_t i = 0; i < num_spans; i++)
-        num_rows += (spans[i].last_row - spans[i].first_row + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
+    int64_t num_blocks = 0;
+    for (int64_t i = 0; i < num_spans; i++) num_blocks += blocks_of(&spans[i]);
     (void)num_threads;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-    for (int64_t task = 0; task < num_rows * NUM_KV_HEADS; task++) {
+    for (int64_t task = 0; task < num_blocks * NUM_KV_HEADS; task++) {
         int64_t block = task / NUM_KV_HEADS, i = 0;
-        for (;; i++) {
-            const int64_t blocks = (spans[i].last_row - spans[i].first_row + ROWS_PER_TASK - 1) / ROWS_PER_TASK;
-            if (block < blocks) break;
-            block -= blocks;
-        }
+        for (; block >= blocks_of(&spans[i]); i++) block -= blocks_of(&spans[i]);
         run_task(&spans[i], spans[i].first_row + block * ROWS_PER_TASK, (int)(task % NUM_KV_HEADS), queries_and_keys,
                  qk_stride, new_values, value_stride, cosines, sines, keys, values, num_slots, scale, out);
     }

@@ -21,7 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.training.compiled_attention import compiled_attention, library_for
+from polyrhythm.training.compiled_attention import compiled_attention, library_for, with_dense_heads
 from polyrhythm.training.layout import Block
 
 IMPLEMENTATION = "polyrhythm_packed"
@@ -121,7 +121,7 @@ class _MergedFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        query, key, value = map(_with_dense_heads, (query, key, value))
+        query, key, value = map(with_dense_heads, (query, key, value))
         _, num_heads, num_tokens, head_dim = query.shape
         out = query.new_empty(1, num_tokens, num_heads, head_dim).transpose(1, 2)
         lse = query.new_empty(1, num_tokens, num_heads).transpose(1, 2)
@@ -166,11 +166,6 @@ class _MergedFlash(torch.autograd.Function):
             cross.add_to_keys_of(grad_key, piece_key)
             cross.add_to_keys_of(grad_value, piece_value)
         return grad_query, grad_key, grad_value, None, None
-
-
-def _with_dense_heads(row: Tensor) -> Tensor:
-    """The flash forward takes other strides but reads a head's values as neighbours in memory, unchecked."""
-    return row if row.stride(-1) == 1 else row.contiguous()
 
 
 def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:

@@ -80,7 +80,7 @@ class _Compiled(torch.autograd.Function):
         blocks: tuple[Block, ...],
         scale: float,
     ) -> Tensor:
-        query, key, value = map(_with_dense_heads, (query, key, value))
+        query, key, value = map(with_dense_heads, (query, key, value))
         _, num_heads, num_tokens, head_dim = query.shape
         num_kv_heads = key.size(1)
         tables = tables_of(blocks, num_heads // num_kv_heads, library.queries_per_block())
@@ -100,7 +100,7 @@ class _Compiled(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, logsumexp = ctx.saved_tensors
         tables: Tables = ctx.tables
-        grad_out = _with_dense_heads(grad_out)
+        grad_out = with_dense_heads(grad_out)
         _, num_kv_heads, num_tokens, head_dim = key.shape
         grad_query = torch.empty_like(out)
         grad_key, grad_value = (
@@ -137,7 +137,8 @@ def _sum_of_parts(gradient: Tensor) -> Tensor:
     return first
 
 
-def _with_dense_heads(row: Tensor) -> Tensor:
+def with_dense_heads(row: Tensor) -> Tensor:
+    """Kernels take any strides but read a head's values as neighbours in memory, unchecked."""
     return row if row.stride(-1) == 1 else row.contiguous()
 
 

@@ -78,6 +78,14 @@ class Batch:
         return torch.stack(rows)
 
 
+@pytest.fixture
+def no_kernels_loaded():
+    """Kernels are looked for anew, in this test and after it."""
+    load_kernel.cache_clear()
+    yield
+    load_kernel.cache_clear()
+
+
 @pytest.mark.parametrize("form", FORMS)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 9), st.integers(1, 140)), min_size=1, max_size=4),
@@ -115,44 +123,41 @@ def test_large_scores_do_not_overflow():
     assert output.isfinite().all() and (output.double() - batch.expected()).abs().max() < 1e-3
 
 
+@pytest.mark.usefixtures("no_kernels_loaded")
 def test_a_machine_without_a_compiler_decodes_with_torch_operators(monkeypatch, caplog):
     monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
     monkeypatch.delenv("CC", raising=False)
-    load_kernel.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert isinstance(decoding_for(Heads(4, 2, 16, 0.25), CPU), TorchDecoding)
-    load_kernel.cache_clear()
     assert "no C compiler" in caplog.text
 
 
+@pytest.mark.usefixtures("no_kernels_loaded")
 def test_a_compiler_that_fails_is_named_with_its_reason(monkeypatch, caplog, tmp_path):
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\necho this machine is odd >&2\nexit 1\n")
     compiler.chmod(0o700)
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "cache"))
-    load_kernel.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert isinstance(decoding_for(Heads(4, 2, 16, 0.25), CPU), TorchDecoding)
-    load_kernel.cache_clear()
     assert "this machine is odd" in caplog.text
 
 
+@pytest.mark.usefixtures("no_kernels_loaded")
 def test_kernels_are_kept_where_nobody_else_can_put_any(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path))
-    load_kernel.cache_clear()
     assert load_kernel("elementwise") is not None
     assert (tmp_path / "kernels").stat().st_mode & 0o77 == 0
     (tmp_path / "kernels").chmod(0o777)
     load_kernel.cache_clear()
     assert load_kernel("elementwise") is None
     assert "can be written by others" in caplog.text
-    load_kernel.cache_clear()
 
 
+@pytest.mark.usefixtures("no_kernels_loaded")
 def test_a_kernel_that_does_not_load_is_made_again_the_next_time(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "good"))
-    load_kernel.cache_clear()
     assert load_kernel("elementwise") is not None
     (library,) = (tmp_path / "good" / "kernels").iterdir()
     monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "bad"))
@@ -162,7 +167,6 @@ def test_a_kernel_that_does_not_load_is_made_again_the_next_time(monkeypatch, tm
     assert load_kernel("elementwise") is None
     load_kernel.cache_clear()
     assert load_kernel("elementwise") is not None
-    load_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("form", FORMS)
