@@ -7,8 +7,9 @@ Both sides score the same groups in one row, through the same attention kernel, 
 sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
 trainer's default, and at least one. Seconds are the best of several turns, both sides taking turns; peak memory is
 measured in a process of its own for each side. Both sides have what a run's trainer process
-has: its environment, and gradients that are added in place. `arithmetic_ratio` is what the speedup would be if every operation
-cost the same: below rho, because the head meets the same rows on both sides. The last line is JSON.
+has: its environment, and gradients that are added in place. rho counts all tokens of the groups, with prompts repeated and
+shared; the rows of both sides leave out the last token of each completion, which predicts nothing. `arithmetic_ratio` is what
+the speedup would be if every operation cost the same: the head meets almost the same rows on both sides. The last line is JSON.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from polyrhythm.training.accumulate import accumulate_in_place
-from polyrhythm.training.layout import Layout, PromptAndCompletions, pack, token_ratio
+from polyrhythm.training.layout import Layout, PromptAndCompletions, pack
 from polyrhythm.training.scoring import prepare_model, score
 from polyrhythm.weights.pretrained import resolve_model
 
@@ -41,6 +42,12 @@ class Shape:
     @property
     def num_groups(self) -> int:
         return max(1, TOKEN_BUDGET // (self.group * (self.prompt + self.completion)))
+
+    @property
+    def rho(self) -> float:
+        """How many times more tokens a group has when every completion carries its own copy of the prompt."""
+        own = self.group * self.completion
+        return (self.group * self.prompt + own) / (self.prompt + own)
 
 
 SHAPES = [Shape(512, 8, 64), Shape(200, 8, 32), Shape(51, 8, 4), Shape(128, 8, 512)]
@@ -89,19 +96,17 @@ def extra_megabytes(model: str, threads: int, shape: Shape, num_groups: int, sha
     return peak_megabytes_of(lambda: forward_backward(policy, layout))
 
 
-def arithmetic(policy: PreTrainedModel, shape: Shape, num_groups: int, share_prompt: bool) -> float:
+def arithmetic(policy: PreTrainedModel, layout: Layout) -> float:
     """Operations of a forward and backward pass, in units of one multiplication and addition forward."""
     config: Any = policy.config
     trunk = sum(weight.numel() for name, weight in policy.named_parameters() if "proj" in name)
     head = config.vocab_size * config.hidden_size
-    prompt, group, completion = shape.prompt, shape.group, shape.completion
-    if share_prompt:
-        tokens = prompt + group * completion
-        pairs = prompt**2 / 2 + group * (completion * prompt + completion**2 / 2)
-    else:
-        tokens, pairs = group * (prompt + completion), group * (prompt + completion) ** 2 / 2
+    pairs = sum(
+        block.prompt_length**2 / 2 + sum(own * block.prompt_length + own**2 / 2 for own in block.completion_lengths)
+        for block in layout.blocks
+    )
     attention = 2 * config.num_hidden_layers * config.hidden_size * pairs
-    return num_groups * 3 * (trunk * tokens + head * group * completion + attention)
+    return 3 * (trunk * layout.num_tokens + head * layout.predictor_N.unique().numel() + attention)
 
 
 def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
@@ -118,10 +123,8 @@ def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int
         "group": shape.group,
         "completion": shape.completion,
         "groups_in_row": num_groups,
-        "rho": round(token_ratio(groups), 3),
-        "arithmetic_ratio": round(
-            arithmetic(policy, shape, num_groups, False) / arithmetic(policy, shape, num_groups, True), 3
-        ),
+        "rho": round(shape.rho, 3),
+        "arithmetic_ratio": round(arithmetic(policy, unshared) / arithmetic(policy, shared), 3),
         "speedup": round(unshared_s / shared_s, 3),
         "shared_s": round(shared_s, 3),
         "unshared_s": round(unshared_s, 3),

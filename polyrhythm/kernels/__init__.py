@@ -25,7 +25,7 @@ _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp"
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_DEADLINE_S = 60.0
 LANES = 16
-"""Numbers of a vector: head dimensions must be a multiple of it."""
+"""Numbers of the widest vector that kernels are compiled with: lengths of rows must be a multiple of it."""
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,9 @@
 
 #include "tiles.h"
 
-#define KEYS_AT_ONCE (CHUNKS >= 8 ? 2 : 4)
+/* Sums of so many keys and vectors of a head are kept in registers. */
+#define KEYS_AT_ONCE 4
+#define CHUNKS_AT_ONCE (LANES == 16 && CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1)
 
 typedef struct {
     int64_t start, length, prompt_start, prompt_length;
@@ -105,22 +107,24 @@ INLINE void attend_block(const Segment *segment, int64_t first, int head, Rows q
 
 /* rows[k] += the lanes' rows weighted by weights[k], for `count` rows; weights has room for KEYS_AT_ONCE more. */
 INLINE void add_weighted(const Wide *weights, const float (*lanes)[HEAD_DIM], int num_lanes, float *rows, int64_t stride,
-                                int count) {
+                         int count) {
     for (int k = 0; k < count; k += KEYS_AT_ONCE) {
         const int num_rows = count - k < KEYS_AT_ONCE ? count - k : KEYS_AT_ONCE;
-        vec sums[KEYS_AT_ONCE][CHUNKS];
-        for (int j = 0; j < KEYS_AT_ONCE; j++)
-            for (int c = 0; c < CHUNKS; c++) sums[j][c] = all(0);
-        for (int lane = 0; lane < num_lanes; lane++)
-            for (int c = 0; c < CHUNKS; c++) {
-                const vec row = load(lanes[lane] + c * LANES);
-                for (int j = 0; j < KEYS_AT_ONCE; j++) sums[j][c] += ((const float *)weights[k + j])[lane] * row;
-            }
-        for (int j = 0; j < num_rows; j++)
-            for (int c = 0; c < CHUNKS; c++) {
-                float *row = rows + (k + j) * stride + c * LANES;
-                store(row, load(row) + sums[j][c]);
-            }
+        for (int d = 0; d < HEAD_DIM; d += CHUNKS_AT_ONCE * LANES) {
+            vec sums[KEYS_AT_ONCE][CHUNKS_AT_ONCE];
+            for (int j = 0; j < KEYS_AT_ONCE; j++)
+                for (int c = 0; c < CHUNKS_AT_ONCE; c++) sums[j][c] = all(0);
+            for (int lane = 0; lane < num_lanes; lane++)
+                for (int c = 0; c < CHUNKS_AT_ONCE; c++) {
+                    const vec row = load(lanes[lane] + d + c * LANES);
+                    for (int j = 0; j < KEYS_AT_ONCE; j++) sums[j][c] += ((const float *)weights[k + j])[lane] * row;
+                }
+            for (int j = 0; j < num_rows; j++)
+                for (int c = 0; c < CHUNKS_AT_ONCE; c++) {
+                    float *row = rows + (k + j) * stride + d + c * LANES;
+                    store(row, load(row) + sums[j][c]);
+                }
+        }
     }
 }
 

@@ -7,8 +7,14 @@
 #include "vectors.h"
 
 #define COLUMNS (2 * LANES)
-#define MANY 12 /* rows whose sums are kept in registers; as many as MANY or FEW are taken at a time */
+/* MANY or FEW rows are taken at a time: as many as have their sums in registers. */
+#if LANES == 16
+#define MANY 12
 #define FEW 8
+#else
+#define MANY 6
+#define FEW 4
+#endif
 #define LINE 16 /* numbers in a cache line */
 #define ROWS 240 /* rows that meet a block before the next one */
 #define INPUTS 192 /* of a block at a time: they stay in the nearest cache while the rows pass */
@@ -19,15 +25,17 @@ int columns_per_block(void) { return COLUMNS; }
 
 /* Past the caches, where that can be said: what is packed is read much later. `to` is aligned to a vector. */
 static inline void store_for_later(float *to, vec value) {
-#if defined(__AVX512F__) && !defined(__clang__)
+#if LANES == 16 && !defined(__clang__)
     __builtin_ia32_movntps512(to, value);
+#elif LANES == 8 && !defined(__clang__)
+    __builtin_ia32_movntps256(to, value);
 #else
     store(to, value);
 #endif
 }
 
 static inline void finish_stores(void) {
-#if defined(__AVX512F__) && !defined(__clang__)
+#if LANES >= 8 && !defined(__clang__)
     __builtin_ia32_sfence();
 #endif
 }

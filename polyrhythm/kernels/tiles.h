@@ -8,12 +8,19 @@
 
 #define TILE 64 /* keys per update of the running maximum */
 #define CHUNKS (HEAD_DIM / LANES)
-#define AT_ONCE 4 /* rows whose sums are kept in registers, WIDTH vectors each */
-#define DIMENSIONS_AT_ONCE 8
-#ifdef __AVX512F__
+/* AT_ONCE rows, or DIMENSIONS_AT_ONCE, have their sums in registers, WIDTH vectors each. */
+#if LANES == 16
 #define WIDTH 2
+#define AT_ONCE 4
+#define DIMENSIONS_AT_ONCE 8
+#elif LANES == 8
+#define WIDTH 2
+#define AT_ONCE 4
+#define DIMENSIONS_AT_ONCE 4
 #else
-#define WIDTH 1
+#define WIDTH 4
+#define AT_ONCE 2
+#define DIMENSIONS_AT_ONCE 2
 #endif
 #define QUERIES (WIDTH * LANES)
 #define INLINE static inline __attribute__((always_inline))

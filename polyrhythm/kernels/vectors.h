@@ -1,16 +1,26 @@
-/* Vectors of LANES numbers in GCC's notation, which clang reads too. */
+/* Vectors of LANES numbers in GCC's notation, which clang reads too: as many as one register of this machine holds.
+
+   A longer vector would live in memory, and every operation would read and write it there. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512F__
 #define LANES 16
+#define FIRST_LANES(...) __VA_ARGS__
+#elif defined(__AVX__)
+#define LANES 8
+#define FIRST_LANES(a, b, c, d, e, f, g, h, ...) a, b, c, d, e, f, g, h
+#else
+#define LANES 4
+#define FIRST_LANES(a, b, c, d, ...) a, b, c, d
+#endif
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef float half_vec __attribute__((vector_size(2 * LANES)));
-typedef float quarter_vec __attribute__((vector_size(LANES)));
+typedef float four __attribute__((vector_size(16)));
 
 static inline vec load(const float *from) { return *(const unaligned_vec *)from; }
 static inline void store(float *to, vec value) { *(unaligned_vec *)to = value; }
@@ -20,10 +30,11 @@ static inline vec choose(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a
 static inline vec larger(vec a, vec b) { return choose(a > b, a, b); }
 
 static inline float sum_of(vec v) {
-    half_vec h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    quarter_vec q = __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
-    return (q[0] + q[2]) + (q[1] + q[3]);
+    four parts[LANES / 4], sum;
+    memcpy(parts, &v, sizeof(v));
+    sum = parts[0];
+    for (int i = 1; i < LANES / 4; i++) sum += parts[i];
+    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
 }
 
 /* exp to about one unit in the last place, for values up to 80; below -86 as -86; not a number stays so. */
@@ -58,16 +69,20 @@ static inline vec sigmoid(vec x) {
             v[i] = __builtin_shufflevector(a, b, keep);                  \
             v[i + distance] = __builtin_shufflevector(a, b, take);       \
         }
-#define LIST(...) __VA_ARGS__
+#define B(lane) (LANES + lane)
 
 /* Rows become columns: lane j of vector i and lane i of vector j change places. */
 static inline void transpose_square(vec *v) {
-    SWAP(1, LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-         LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
-    SWAP(2, LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-         LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-    SWAP(4, LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-         LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-    SWAP(8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-         LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    SWAP(1, FIRST_LANES(0, B(0), 2, B(2), 4, B(4), 6, B(6), 8, B(8), 10, B(10), 12, B(12), 14, B(14)),
+         FIRST_LANES(1, B(1), 3, B(3), 5, B(5), 7, B(7), 9, B(9), 11, B(11), 13, B(13), 15, B(15)))
+    SWAP(2, FIRST_LANES(0, 1, B(0), B(1), 4, 5, B(4), B(5), 8, 9, B(8), B(9), 12, 13, B(12), B(13)),
+         FIRST_LANES(2, 3, B(2), B(3), 6, 7, B(6), B(7), 10, 11, B(10), B(11), 14, 15, B(14), B(15)))
+#if LANES >= 8
+    SWAP(4, FIRST_LANES(0, 1, 2, 3, B(0), B(1), B(2), B(3), 8, 9, 10, 11, B(8), B(9), B(10), B(11)),
+         FIRST_LANES(4, 5, 6, 7, B(4), B(5), B(6), B(7), 12, 13, 14, 15, B(12), B(13), B(14), B(15)))
+#endif
+#if LANES >= 16
+    SWAP(8, FIRST_LANES(0, 1, 2, 3, 4, 5, 6, 7, B(0), B(1), B(2), B(3), B(4), B(5), B(6), B(7)),
+         FIRST_LANES(8, 9, 10, 11, 12, 13, 14, 15, B(8), B(9), B(10), B(11), B(12), B(13), B(14), B(15)))
+#endif
 }

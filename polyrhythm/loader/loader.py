@@ -109,7 +109,8 @@ class Step:
         if self.config.algorithm.kl_coef == 0 and not any(self._advantages(_without_excluded(group))):
             return 0  # costs no forward pass
         num_prompts = len(group.rollouts) if self.config.training.share_prompt == "never" else 1
-        return num_prompts * len(group.prompt_ids) + group.num_completion_tokens
+        # The last token of a completion is predicted and never read: it is not in the row.
+        return num_prompts * len(group.prompt_ids) + group.num_completion_tokens - len(group.rollouts)
 
     def _advantages(self, group: Group) -> list[float]:
         return ADVANTAGES[self.config.algorithm.advantage]([rollout.reward or 0.0 for rollout in group.rollouts])

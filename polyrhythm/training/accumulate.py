@@ -21,6 +21,10 @@ def accumulate_in_place(model: nn.Module) -> None:
             module.forward = MethodType(_embedding_forward, module)
 
 
+def adds_in_place(module: nn.Linear) -> bool:
+    return getattr(module.forward, "__func__", None) is _linear_forward
+
+
 def _is_special(module: nn.Embedding) -> bool:
     return module.max_norm is not None or module.scale_grad_by_freq or module.sparse
 

@@ -90,14 +90,14 @@ class AttentionPlan:
             for block in blocks
             if len(block.completion_starts) > 1
         )
-        self.longest_sequence = max(block.prompt_length + max(block.completion_lengths) for block in blocks)
+        self.longest_sequence = max(block.prompt_length + max(block.completion_lengths, default=0) for block in blocks)
         self.num_calls = 0
 
 
 def causal_segments(block: Block) -> list[tuple[int, int]]:
     """(start, length) of the block's causal segments; a lone completion simply continues its prompt."""
-    if len(block.completion_starts) == 1:
-        return [(block.prompt_start, block.prompt_length + block.completion_lengths[0])]
+    if len(block.completion_starts) <= 1:
+        return [(block.prompt_start, block.stop - block.prompt_start)]
     completions = zip(block.completion_starts, block.completion_lengths, strict=True)
     return [(block.prompt_start, block.prompt_length), *completions]
 
@@ -265,7 +265,8 @@ def _flat_segments(plan: AttentionPlan, device: torch.device) -> tuple[Tensor, l
     key_stops: list[int] = []
     for block in plan.blocks:
         prompt = torch.arange(block.prompt_start, block.prompt_start + block.prompt_length)
-        for start, length in zip(block.completion_starts, block.completion_lengths, strict=True):
+        own = list(zip(block.completion_starts, block.completion_lengths, strict=True))
+        for start, length in own or [(block.stop, 0)]:
             key_indices += [prompt, torch.arange(start, start + length)]
             query_stops.append(start + length)
             key_stops.append((key_stops[-1] if key_stops else 0) + block.prompt_length + length)
@@ -327,9 +328,9 @@ def agrees_with_loop(
     kernel: Kernel, *, head_dim: int = 8, repeats: int = 2, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9
 ) -> bool:
     """Whether a kernel computes, forward and backward, what the public operators do."""
-    plan = AttentionPlan([Block(0, 70, (70, 110, 115), (40, 5, 1)), Block(116, 2, (118,), (3,))])
+    plan = AttentionPlan([Block(0, 70, (70, 110, 115), (40, 5, 1)), Block(116, 2, (118,), (3,)), Block(121, 4, (), ())])
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, 121, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
+    shapes = [(1, heads, 125, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
     *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     results: list[list[Tensor]] = []
     with torch.enable_grad():

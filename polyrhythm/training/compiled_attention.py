@@ -119,6 +119,9 @@ def compiled_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: tuple[Block, ...], scale: float, library: ctypes.CDLL
 ) -> Tensor:
     """[1, H, T, D] and [1, Hk, T, D] to [1, H, T, D]."""
+    assert query.size(2) == key.size(2) == value.size(2) == blocks[-1].stop, (
+        "the kernel reads what the blocks say, unchecked"
+    )
     return _Compiled.apply(query, key, value, library, blocks, scale)  # pyright: ignore[reportReturnType]
 
 

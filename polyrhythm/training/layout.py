@@ -2,10 +2,11 @@
 
 A shared block is a prompt followed by all its completions, each continuing the prompt's positions:
 
-    tokens      p0 p1 p2 | a0 a1 | b0 b1 b2        one block of two completions
-    positions    0  1  2 |  3  4 |  3  4  5
-    predictors         a0,b0  a1      b1 b2        the last prompt token predicts the first token of every completion
+    tokens      p0 p1 p2 | a0 | b0 b1        one block of two completions, a0 a1 and b0 b1 b2
+    positions    0  1  2 |  3 |  3  4
+    predicts        a0,b0  a1   b1 b2        the last prompt token predicts the first token of every completion
 
+The last token of a completion is a target only: nothing attends to it and it predicts nothing, so the row leaves it out.
 Unshared, every completion is a block of its own behind its own copy of the prompt.
 """
 
@@ -20,7 +21,10 @@ PromptAndCompletions = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 @dataclass(frozen=True)
 class Block:
-    """A prompt and completions of it, contiguous in the row. Spans say who attends to what, nothing about the loss."""
+    """A prompt and completions of it, contiguous in the row. Spans say who attends to what, nothing about the loss.
+
+    A completion of one token has nothing in the row and is not among them.
+    """
 
     prompt_start: int
     prompt_length: int
@@ -29,7 +33,7 @@ class Block:
 
     @property
     def stop(self) -> int:
-        return self.completion_starts[-1] + self.completion_lengths[-1]
+        return self.prompt_start + self.prompt_length + sum(self.completion_lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class _Part:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + sum(len(token_ids) for _, token_ids in self.completions)
+        return len(self.prompt) + sum(num_row_tokens(token_ids) for _, token_ids in self.completions)
 
 
 def pack(
@@ -92,12 +96,9 @@ def pack(
     return [_lay_out(row, share_prompt, loss_masks) for row in _rows(parts, max_tokens)]
 
 
-def token_ratio(groups: Sequence[PromptAndCompletions]) -> float:
-    """rho: how many times more tokens the groups have when every completion carries its own copy of the prompt."""
-    own = sum(len(token_ids) for _, completions in groups for token_ids in completions)
-    shared_prompts = sum(len(prompt) for prompt, _ in groups)
-    repeated_prompts = sum(len(prompt) * len(completions) for prompt, completions in groups)
-    return (repeated_prompts + own) / (shared_prompts + own)
+def num_row_tokens(completion: Sequence[int]) -> int:
+    """How many tokens of a completion lie in the row: all but the last."""
+    return len(completion) - 1
 
 
 def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_tokens: int) -> Iterator[_Part]:
@@ -109,15 +110,15 @@ def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_toke
     for rollout, token_ids in enumerate(completions):
         if len(token_ids) == 0:
             raise ValueError(f"completion {rollout} of group {index} is empty: leave it out")
-    room = max_tokens - len(prompt) if share_prompt else 0
+    room = max_tokens - len(prompt) if share_prompt else -1  # less than any completion needs
     taken: list[tuple[int, Sequence[int]]] = []
     used = 0
     for rollout, token_ids in enumerate(completions):
-        if taken and used + len(token_ids) > room:
+        if taken and used + num_row_tokens(token_ids) > room:
             yield _Part(index, prompt, tuple(taken))
             taken, used = [], 0
         taken.append((rollout, token_ids))
-        used += len(token_ids)
+        used += num_row_tokens(token_ids)
     yield _Part(index, prompt, tuple(taken))
 
 
@@ -148,18 +149,20 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
         token_ids += part.prompt
         position_ids += range(prompt_length)
         starts: list[int] = []
+        lengths: list[int] = []
         for rollout, completion in part.completions:
-            start, length = len(token_ids), len(completion)
-            starts.append(start)
-            token_ids += completion
+            start, length = len(token_ids), num_row_tokens(completion)
+            if length:
+                starts.append(start)
+                lengths.append(length)
+            token_ids += completion[:length]
             position_ids += range(prompt_length, prompt_length + length)
-            predictors += [prompt_start + prompt_length - 1, *range(start, start + length - 1)]
+            predictors += [prompt_start + prompt_length - 1, *range(start, start + length)]
             targets += completion
-            loss_mask += loss_masks[part.group][rollout] if loss_masks else [True] * length
-            group_ids += [part.group] * length
-            rollout_ids += [rollout] * length
-        lengths = tuple(len(completion) for _, completion in part.completions)
-        blocks.append(Block(prompt_start, prompt_length, tuple(starts), lengths))
+            loss_mask += loss_masks[part.group][rollout] if loss_masks else [True] * len(completion)
+            group_ids += [part.group] * len(completion)
+            rollout_ids += [rollout] * len(completion)
+        blocks.append(Block(prompt_start, prompt_length, tuple(starts), tuple(lengths)))
     if len(loss_mask) != len(targets):
         raise ValueError(f"loss_masks cover {len(loss_mask)} tokens of {len(targets)}: one value per completion token")
     return Layout(

@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from polyrhythm.training.accumulate import gradient_of
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory that logits take at a time; twice as much for those of a small micro-batch, which are kept."""
 _CACHE_BYTES = 2**22
+_MIN_ROWS = (
+    16  # matrix kernels round fewer rows differently: a lone completion would differ from the same one among others
+)
 
 
 def token_logprobs(
@@ -23,15 +29,19 @@ def token_logprobs(
     row_N: Tensor | None = None,
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
+    in_place: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and the entropy without a gradient.
 
     Target n is predicted by hidden row `row_N[n]`: a row that predicts several tokens meets the head once. Without
-    `row_N` each row predicts one token. A frozen head's gradient is not computed.
+    `row_N` each row predicts one token. A frozen head's gradient is not computed. `in_place` adds the weight's gradient to
+    `weight_VH.grad` where it is computed, instead of handing it to autograd.
     """
     rows = torch.arange(len(target_N), device=target_N.device) if row_N is None else row_N
-    return _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, target_N, rows, temperature, chunk_bytes)  # pyright: ignore
+    if len(hidden_MH) < _MIN_ROWS:
+        hidden_MH = F.pad(hidden_MH, (0, 0, 0, _MIN_ROWS - len(hidden_MH)))
+    return _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, target_N, rows, temperature, in_place, chunk_bytes)  # pyright: ignore
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -44,6 +54,7 @@ class _TokenLogprobs(torch.autograd.Function):
         target_N: Tensor,
         row_N: Tensor,
         temperature: float,
+        in_place: bool,
         chunk_bytes: int,
     ) -> tuple[Tensor, Tensor]:
         num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
@@ -71,6 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
             hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, buffer if keeps else None
         )
         ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
+        ctx.summed_in = weight_VH if in_place else None
         entropy_N = (total_M.log() - expected_M / total_M)[row_N]
         ctx.mark_non_differentiable(entropy_N)
         return picked_N - (largest_M + total_M.log())[row_N], entropy_N
@@ -85,7 +97,9 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_N1 = grad_N.unsqueeze(1)
         scaled_MH = (hidden_MH * scale_M1).to(weight_VH.dtype)
         grad_hidden = torch.zeros_like(hidden_MH, dtype=total_M.dtype)
-        grad_weight = torch.empty_like(weight_VH) if ctx.needs_input_grad[1] else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.empty_like(weight_VH) if ctx.summed_in is None else gradient_of(ctx.summed_in)
         grad_bias = torch.empty_like(bias_V) if ctx.needs_input_grad[2] else None
         num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
         slices = [slice(0, vocab_size)] if kept is not None else list(_slices(vocab_size, num_rows, ctx.chunk_bytes))
@@ -103,13 +117,14 @@ class _TokenLogprobs(torch.autograd.Function):
             exponentials = exponentials.to(weight_VH.dtype)
             grad_hidden += exponentials @ weight_VH[columns]
             if grad_weight is not None:
-                torch.mm(exponentials.T, scaled_MH, out=grad_weight[columns])
+                grad_weight[columns].addmm_(exponentials.T, scaled_MH, beta=0 if ctx.summed_in is None else 1)
         grad_hidden.mul_(scale_M1).index_add_(0, row_N, weight_VH[target_N] * grad_N1)
         if grad_weight is not None:
             grad_weight.index_add_(0, target_N, (hidden_MH[row_N] * grad_N1).to(weight_VH.dtype))
         if grad_bias is not None:
             grad_bias.index_add_(0, target_N, grad_N.to(grad_bias.dtype))
-        return grad_hidden.to(hidden_MH.dtype), grad_weight, grad_bias, None, None, None, None
+        handed_over = grad_weight if ctx.summed_in is None else None
+        return grad_hidden.to(hidden_MH.dtype), handed_over, grad_bias, None, None, None, None, None
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.training.accumulate import adds_in_place
 from polyrhythm.training.attention import IMPLEMENTATION, AttentionPlan, kernel_for
 from polyrhythm.training.fused import fuse_elementwise
 from polyrhythm.training.layout import Block, Layout, pack
@@ -51,6 +52,7 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
         row_N=row_N,
         bias_V=head.bias,
         temperature=temperature,
+        in_place=adds_in_place(head),
     )
     return Scores(logprobs_N, entropy_N)
 

@@ -43,7 +43,7 @@ def test_sync_trains_only_when_all_groups_are_finished():
 
 def test_an_idle_trainer_takes_what_is_ready_and_a_full_budget_makes_a_micro_batch():
     groups = [make_group(position) for position in (0, 1, 2, 4, 5)]  # all with reward variance
-    cost = [len(group.prompt_ids) + group.num_completion_tokens for group in groups]
+    cost = [len(group.prompt_ids) + group.num_completion_tokens - len(group.rollouts) for group in groups]
     budget = cost[0] + cost[1]
     source = ScriptedSource([groups[:3], groups[3:]])
     batches = run_step(source, config_for(5, training={"tokens_per_micro_batch": budget}))
@@ -57,9 +57,9 @@ def test_problem_order_cuts_micro_batches_by_content_and_not_by_timing(arrivals)
     groups = [make_group(position) for position in range(8)]
     starts = [sum(arrivals[:i]) for i in range(len(arrivals))]
     script = [groups[start : start + size] for start, size in zip(starts, arrivals, strict=True)]
-    config = config_for(8, order="problem", training={"tokens_per_micro_batch": 80})
+    config = config_for(8, order="problem", training={"tokens_per_micro_batch": 60})
     expected = run_step(ScriptedSource([groups]), config_for(8, schedule="sync", order="problem",
-                                                            training={"tokens_per_micro_batch": 80}))  # fmt: skip
+                                                            training={"tokens_per_micro_batch": 60}))  # fmt: skip
     assert len(expected) > 2
     assert run_step(ScriptedSource(script), config) == expected
 

@@ -23,6 +23,7 @@ from polyrhythm.training.attention import (
 from polyrhythm.training.layout import Block, pack
 
 TWO_BLOCKS = [Block(0, 3, (3, 5, 7), (2, 2, 1)), Block(8, 2, (10,), (3,))]
+PROMPT_ALONE = Block(13, 2, (), ())  # all its completions have one token
 
 
 def rows(num_tokens: int, num_heads: int = 4, num_kv_heads: int = 2, seed: int = 0) -> list[Tensor]:
@@ -100,7 +101,7 @@ def test_equal_neighbours_become_one_kernel_call():
 
 
 def test_unshared_rows_are_runs_alone():
-    (layout,) = pack([([1, 2], [[3], [4], [5]])], share_prompt=False, max_tokens=99)
+    (layout,) = pack([([1, 2], [[3, 6], [4, 6], [5, 6]])], share_prompt=False, max_tokens=99)
     plan = AttentionPlan(layout.blocks)
     assert plan.runs == (Run(0, 3, 3),)
     assert plan.crosses == ()
@@ -165,7 +166,7 @@ def test_the_cuda_form_describes_the_same_attention(monkeypatch):
         return lower_right_segments(query, key, value, cu_seq_q.tolist()[1:], cu_seq_k.tolist()[1:], scale)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", emulated)
-    plan, inputs = AttentionPlan(TWO_BLOCKS), rows(13)
+    plan, inputs = AttentionPlan([*TWO_BLOCKS, PROMPT_ALONE]), rows(15)
     assert torch.allclose(varlen_attention(*inputs, plan, 0.3), dense_attention(*inputs, plan, 0.3), atol=1e-12)
 
 
@@ -177,7 +178,7 @@ def test_the_npu_form_describes_the_same_attention(monkeypatch):
         return (lower_right_segments(query, key, value, *stops, scale),)
 
     monkeypatch.setitem(sys.modules, "torch_npu", types.SimpleNamespace(npu_fusion_attention=emulated))
-    plan, inputs = AttentionPlan(TWO_BLOCKS), rows(13)
+    plan, inputs = AttentionPlan([*TWO_BLOCKS, PROMPT_ALONE]), rows(15)
     assert torch.allclose(tnd_attention(*inputs, plan, 0.3), dense_attention(*inputs, plan, 0.3), atol=1e-12)
 
 

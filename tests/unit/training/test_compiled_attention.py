@@ -67,12 +67,13 @@ def test_a_completion_is_the_same_bits_with_a_shared_prompt_and_with_its_own(len
     shared, unshared = layout_of(lengths), layout_of(lengths, share_prompt=False)
     inputs = rows(shared.num_tokens, 6, 2, 32)
     source: list[int] = []  # where each token of the unshared row lies in the shared one
-    for block in shared.blocks:
-        for start, length in zip(block.completion_starts, block.completion_lengths, strict=True):
-            source += [
-                *range(block.prompt_start, block.prompt_start + block.prompt_length),
-                *range(start, start + length),
-            ]
+    for block, (_, completions) in zip(shared.blocks, lengths, strict=True):
+        spans = zip(block.completion_starts, block.completion_lengths, strict=True)
+        for length in completions:
+            source += range(block.prompt_start, block.prompt_start + block.prompt_length)
+            if length > 1:  # one token has nothing in the row
+                start, own = next(spans)
+                source += range(start, start + own)
     out_of_shared = attend(inputs, shared)[0]
     out_of_unshared = attend([tensor[:, :, source] for tensor in inputs], unshared)[0]
     assert torch.equal(out_of_unshared, out_of_shared[:, :, source])

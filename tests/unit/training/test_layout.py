@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrhythm.training.layout import Block, pack, token_ratio
+from polyrhythm.training.layout import Block, pack
 
 TWO_GROUPS = [([10, 11, 12], [[20, 21], [30, 31, 32]]), ([13], [[40]])]
 
@@ -18,32 +18,33 @@ groups_of_rollouts = st.lists(
 
 def test_a_shared_block_holds_the_prompt_once_and_restarts_positions_after_it():
     (layout,) = pack(TWO_GROUPS, share_prompt=True, max_tokens=100)
-    assert layout.token_ids_T.tolist() == [10, 11, 12, 20, 21, 30, 31, 32, 13, 40]
-    assert layout.position_ids_T.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 0, 1]
-    assert layout.blocks == (Block(0, 3, (3, 5), (2, 3)), Block(8, 1, (9,), (1,)))
+    assert layout.token_ids_T.tolist() == [10, 11, 12, 20, 30, 31, 13]
+    assert layout.position_ids_T.tolist() == [0, 1, 2, 3, 3, 4, 0]
+    assert layout.blocks == (Block(0, 3, (3, 4), (1, 2)), Block(6, 1, (), ()))
 
 
 def test_the_last_prompt_token_predicts_the_first_token_of_every_completion():
     (layout,) = pack(TWO_GROUPS, share_prompt=True, max_tokens=100)
     assert layout.target_N.tolist() == [20, 21, 30, 31, 32, 40]
-    assert layout.predictor_N.tolist() == [2, 3, 2, 5, 6, 8]
+    assert layout.predictor_N.tolist() == [2, 3, 2, 4, 5, 6]
 
 
 def test_unshared_every_completion_follows_its_own_copy_of_the_prompt():
     (layout,) = pack(TWO_GROUPS, share_prompt=False, max_tokens=100)
-    assert layout.token_ids_T.tolist() == [10, 11, 12, 20, 21, 10, 11, 12, 30, 31, 32, 13, 40]
-    assert [len(block.completion_starts) for block in layout.blocks] == [1, 1, 1]
+    assert layout.token_ids_T.tolist() == [10, 11, 12, 20, 10, 11, 12, 30, 31, 13]
+    assert [block.completion_lengths for block in layout.blocks] == [(1,), (2,), ()]
 
 
 def test_a_group_too_long_for_the_budget_is_split_by_completions_and_repeats_the_prompt():
-    first, second = pack([([1, 2, 3], [[4, 4], [5, 5], [6, 6]])], share_prompt=True, max_tokens=7)
+    completions = [[4, 4, 9], [5, 5, 9], [6, 6, 9]]
+    first, second = pack([([1, 2, 3], completions)], share_prompt=True, max_tokens=7)
     assert first.token_ids_T.tolist() == [1, 2, 3, 4, 4, 5, 5]
     assert second.token_ids_T.tolist() == [1, 2, 3, 6, 6]
-    assert second.rollout_N.tolist() == [2, 2]
+    assert second.rollout_N.tolist() == [2, 2, 2]
 
 
 def test_a_sequence_longer_than_the_budget_gets_a_row_of_its_own():
-    rows = pack([([1] * 9, [[2], [3]]), ([4], [[5]])], share_prompt=True, max_tokens=5)
+    rows = pack([([1] * 9, [[2, 2], [3, 3]]), ([4], [[5, 5]])], share_prompt=True, max_tokens=5)
     assert [row.num_tokens for row in rows] == [10, 10, 2]
 
 
@@ -94,7 +95,13 @@ def test_every_completion_token_is_predicted_once_by_the_token_before_it(groups,
 
 
 @settings(max_examples=30, deadline=None)
-@given(groups=groups_of_rollouts)
-def test_the_token_ratio_is_what_packing_saves(groups):
-    shared, unshared = (pack(groups, share_prompt=share, max_tokens=10_000)[0].num_tokens for share in (True, False))
-    assert token_ratio(groups) == pytest.approx(unshared / shared)
+@given(groups=groups_of_rollouts, share_prompt=st.booleans())
+def test_a_row_holds_what_is_attended_to_or_predicts_and_nothing_else(groups, share_prompt):
+    (layout,) = pack(groups, share_prompt=share_prompt, max_tokens=10_000)
+    used = set(layout.predictor_N.tolist())
+    for block in layout.blocks:
+        used |= set(range(block.prompt_start, block.prompt_start + block.prompt_length))
+    assert used == set(range(layout.num_tokens))
+    num_prompt_tokens = sum(len(prompt) * (1 if share_prompt else len(completions)) for prompt, completions in groups)
+    num_own_tokens = sum(len(completion) - 1 for _, completions in groups for completion in completions)
+    assert layout.num_tokens == num_prompt_tokens + num_own_tokens

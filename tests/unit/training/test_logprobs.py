@@ -74,6 +74,26 @@ def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_still_do(chunk_byt
     assert torch.allclose(hidden.grad, expected)
 
 
+@pytest.mark.parametrize("chunk_bytes", [200, 10**6])
+def test_in_place_the_weights_gradient_is_added_to_what_is_there(chunk_bytes):
+    hidden, weight, bias, target = example()
+    expected = torch.autograd.grad(full_logits(hidden, weight, target, bias=bias)[0].sum(), [hidden, weight, bias])
+    weight.grad = torch.ones_like(weight)
+    for _ in range(2):
+        token_logprobs(hidden, weight, target, bias_V=bias, in_place=True, chunk_bytes=chunk_bytes)[0].sum().backward()
+    assert torch.allclose(weight.grad, 1 + 2 * expected[1])
+    assert torch.allclose(hidden.grad, 2 * expected[0])
+    assert torch.allclose(bias.grad, 2 * expected[2])
+
+
+def test_a_few_rows_round_like_many():
+    hidden, weight, _, target = example(num_rows=40, width=64, vocab_size=999, dtype=torch.float32)
+    many_N, _ = token_logprobs(hidden, weight, target)
+    for num_rows in (1, 2, 3, 7, 17):
+        few_N, _ = token_logprobs(hidden[:num_rows], weight, target[:num_rows])
+        assert torch.equal(few_N, many_N[:num_rows])
+
+
 def test_tied_embeddings_add_both_gradients_into_one_parameter():
     _, weight, _, target = example()
     source = torch.arange(7)

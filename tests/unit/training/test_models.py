@@ -10,7 +10,7 @@ from polyrhythm.errors import UserError
 from polyrhythm.training.accumulate import accumulate_in_place
 from polyrhythm.training.layout import pack
 from polyrhythm.training.models import TriModel
-from polyrhythm.training.scoring import score
+from polyrhythm.training.scoring import prepare_model, score
 from tests.conftest import build_tiny_model
 
 
@@ -34,6 +34,21 @@ def test_the_sums_over_several_passes_are_those_of_autograd(kind, checkpointing)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         assert (actual[name] - gradient).norm() <= 2e-6 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_the_sums_of_scored_rows_are_those_of_autograd(kind):
+    plain = build_tiny_model(kind)
+    prepare_model(plain, "always")
+    changed = copy.deepcopy(plain)
+    accumulate_in_place(changed)
+    rows = pack([([1, 2, 3], [[4, 5], [6]]), ([7], [[8, 9, 10], [11]])], share_prompt=True, max_tokens=5)
+    assert len(rows) > 1
+    for model in (plain, changed):
+        for row in rows:
+            score(model, row).logprobs_N.sum().backward()
+    for (name, expected), actual in zip(plain.named_parameters(), changed.parameters(), strict=True):
+        assert (actual.grad - expected.grad).norm() <= 2e-6 * expected.grad.norm(), name
 
 
 def test_a_frozen_layer_gets_no_gradient():
