@@ -116,7 +116,8 @@ INLINE void add_weighted(const Wide *weights, const float (*lanes)[HEAD_DIM], in
                 for (int c = 0; c < CHUNKS_AT_ONCE; c++) sums[j][c] = all(0);
             for (int lane = 0; lane < num_lanes; lane++)
                 for (int c = 0; c < CHUNKS_AT_ONCE; c++) {
-                    const vec row = load(lanes[lane] + d + c * LANES);
+                    vec row = load(lanes[lane] + d + c * LANES);
+                    IN_REGISTER(row);
                     for (int j = 0; j < KEYS_AT_ONCE; j++) sums[j][c] += ((const float *)weights[k + j])[lane] * row;
                 }
             for (int j = 0; j < num_rows; j++)
@@ -181,10 +182,8 @@ void attention_forward(const Segment *segments, const Block *blocks, int64_t num
         const int head = (int)(task / num_blocks);
         const Segment *segment = &segments[block->segment];
         float *sums = logsumexp + head * num_tokens * REPEATS;
-        if (segment->length * REPEATS - block->first > LANES)
-            attend_block(segment, block->first, head, queries, keys, values, scale, out, sums, WIDTH);
-        else
-            attend_block(segment, block->first, head, queries, keys, values, scale, out, sums, 1);
+#define ATTEND(width) attend_block(segment, block->first, head, queries, keys, values, scale, out, sums, width)
+        WITH_WIDTH_FOR(segment->length * REPEATS - block->first, ATTEND);
     }
 }
 
@@ -207,12 +206,10 @@ void attention_backward(const Segment *segments, const Block *blocks, const Task
         const float *sums = logsumexp + head * num_tokens * REPEATS;
         for (int64_t i = task->first_block; i < task->last_block; i++) {
             const Segment *segment = &segments[blocks[i].segment];
-            if (segment->length * REPEATS - blocks[i].first > LANES)
-                differentiate_block(segment, blocks[i].first, head, queries, keys, values, scale, out, sums, grad_out,
-                                    grad_queries, key_part, value_part, WIDTH);
-            else
-                differentiate_block(segment, blocks[i].first, head, queries, keys, values, scale, out, sums, grad_out,
-                                    grad_queries, key_part, value_part, 1);
+#define DIFFERENTIATE(width)                                                                                            \
+    differentiate_block(segment, blocks[i].first, head, queries, keys, values, scale, out, sums, grad_out, grad_queries, \
+                        key_part, value_part, width)
+            WITH_WIDTH_FOR(segment->length * REPEATS - blocks[i].first, DIFFERENTIATE);
         }
     }
 }

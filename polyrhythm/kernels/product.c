@@ -107,7 +107,9 @@ static inline __attribute__((always_inline)) void multiply(const float *weights,
     for (int r = 0; r < rows; r++)
         for (int half = 0; half < 2; half++) sums[r][half] = is_first ? all(0) : kept[2 * r + half];
     for (int64_t i = 0; i < num_inputs; i++) {
-        const vec left = load(weights + i * COLUMNS), right = load(weights + i * COLUMNS + LANES);
+        vec left = load(weights + i * COLUMNS), right = load(weights + i * COLUMNS + LANES);
+        IN_REGISTER(left);
+        IN_REGISTER(right);
         if (i < lines) __builtin_prefetch(next + i * LINE, 0, 2);
         for (int r = 0; r < rows; r++) {
             sums[r][0] += left * inputs[i * rows + r];

@@ -14,7 +14,7 @@
 #define AT_ONCE 4
 #define DIMENSIONS_AT_ONCE 8
 #elif LANES == 8
-#define WIDTH 2
+#define WIDTH 3
 #define AT_ONCE 4
 #define DIMENSIONS_AT_ONCE 4
 #else
@@ -24,6 +24,18 @@
 #endif
 #define QUERIES (WIDTH * LANES)
 #define INLINE static inline __attribute__((always_inline))
+
+/* What is done with the width that so many queries need. */
+#define WITH_WIDTH_FOR(num_queries, DO)                     \
+    do {                                                    \
+        if (WIDTH > 2 && (num_queries) > 2 * LANES) {       \
+            DO(WIDTH);                                      \
+        } else if ((num_queries) > LANES) {                 \
+            DO(2);                                          \
+        } else {                                            \
+            DO(1);                                          \
+        }                                                   \
+    } while (0)
 
 typedef vec Wide[WIDTH];
 typedef ivec IntegerWide[WIDTH];
@@ -61,9 +73,15 @@ INLINE void multiply_rows(const Wide *lanes, const float *rows, int64_t stride, 
     Wide sums[AT_ONCE];
     for (int j = 0; j < num_rows; j++)
         for (int w = 0; w < width; w++) sums[j][w] = all(0);
-    for (int d = 0; d < HEAD_DIM; d++)
+    for (int d = 0; d < HEAD_DIM; d++) {
+        Wide lane;
+        for (int w = 0; w < width; w++) {
+            lane[w] = lanes[d][w];
+            IN_REGISTER(lane[w]);
+        }
         for (int j = 0; j < num_rows; j++)
-            for (int w = 0; w < width; w++) sums[j][w] += lanes[d][w] * rows[j * stride + d];
+            for (int w = 0; w < width; w++) sums[j][w] += lane[w] * rows[j * stride + d];
+    }
     for (int j = 0; j < num_rows; j++)
         for (int w = 0; w < width; w++) products[j][w] = sums[j][w];
 }
@@ -83,9 +101,15 @@ INLINE void accumulate(const Wide *weights, const float *rows, int64_t stride, i
         Wide sums[DIMENSIONS_AT_ONCE];
         for (int j = 0; j < DIMENSIONS_AT_ONCE; j++)
             for (int w = 0; w < width; w++) sums[j][w] = output[d + j][w] * rescale[w];
-        for (int k = 0; k < count; k++)
+        for (int k = 0; k < count; k++) {
+            Wide weight;
+            for (int w = 0; w < width; w++) {
+                weight[w] = weights[k][w];
+                IN_REGISTER(weight[w]);
+            }
             for (int j = 0; j < DIMENSIONS_AT_ONCE; j++)
-                for (int w = 0; w < width; w++) sums[j][w] += weights[k][w] * rows[k * stride + d + j];
+                for (int w = 0; w < width; w++) sums[j][w] += weight[w] * rows[k * stride + d + j];
+        }
         for (int j = 0; j < DIMENSIONS_AT_ONCE; j++)
             for (int w = 0; w < width; w++) output[d + j][w] = sums[j][w];
     }

@@ -22,6 +22,17 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float unaligned_vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef float four __attribute__((vector_size(16)));
 
+/* What several sums need stays in a register: GCC would read it from memory for each of them. */
+#if defined(__AVX512F__)
+#define IN_REGISTER(value) __asm__("" : "+v"(value))
+#elif defined(__SSE__)
+#define IN_REGISTER(value) __asm__("" : "+x"(value))
+#elif defined(__aarch64__)
+#define IN_REGISTER(value) __asm__("" : "+w"(value))
+#else
+#define IN_REGISTER(value) (void)0
+#endif
+
 static inline vec load(const float *from) { return *(const unaligned_vec *)from; }
 static inline void store(float *to, vec value) { *(unaligned_vec *)to = value; }
 static inline vec all(float value) { return value - (vec){0}; }
