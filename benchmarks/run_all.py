@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -28,6 +29,13 @@ BENCHMARKS = {
 }
 
 
+@dataclass(frozen=True)
+class Result:
+    origin: str
+    """When and where it was measured."""
+    line: str
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--full", action="store_true", help="the long forms")
@@ -35,7 +43,9 @@ def main() -> None:
     options = parser.parse_args()
     results = read_results()
     for script in options.only:
-        results[script] = run(script, [] if options.full else ["--short"])
+        results[script] = Result(
+            f"Measured on {date.today()}: {processor()}.", run(script, [] if options.full else ["--short"])
+        )
         RESULTS.write_text(report(results))
     print(f"written to {RESULTS}")
 
@@ -57,32 +67,40 @@ def run(script: str, arguments: list[str]) -> str:
     return lines[-1]
 
 
-def read_results() -> dict[str, str]:
+def read_results() -> dict[str, Result]:
     """What RESULTS.md holds already, so that one benchmark can be run again alone."""
-    results: dict[str, str] = {}
-    if RESULTS.exists():
-        script = ""
-        for line in RESULTS.read_text().splitlines():
-            if line.startswith("## "):
-                script = line.removeprefix("## ").strip("`")
-            elif line.startswith("{") and script in BENCHMARKS:
-                results[script] = line
+    results: dict[str, Result] = {}
+    script = origin = ""
+    for line in RESULTS.read_text().splitlines() if RESULTS.exists() else []:
+        if line.startswith("## "):
+            script, origin = line.removeprefix("## ").strip("`"), ""
+        elif line.startswith("Measured on "):
+            origin = line
+        elif line.startswith("{") and script in BENCHMARKS:
+            results[script] = Result(origin, line)
     return results
 
 
-def report(results: dict[str, str]) -> str:
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    cpu = next((line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), "")
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def report(results: dict[str, Result]) -> str:
     lines = [
         "# Results",
         "",
-        f"Measured by the scripts of this folder (`make bench` runs them all) on {date.today()}: {cpu or platform.processor()}, fp32, SmolLM2-135M unless said otherwise.",
+        "Measured by the scripts of this folder (`make bench` runs them all), fp32, SmolLM2-135M unless said otherwise.",
         "Every benchmark measures both sides in one run, on the same work; ratios count, absolute times depend on the machine.",
         "",
     ]
     for script, title in BENCHMARKS.items():
         if script in results:
-            lines += [f"## `{script}`", "", title, "", "```json", results[script], "```", ""]
+            result = results[script]
+            lines += [f"## `{script}`", "", title, "", result.origin, "", "```json", result.line, "```", ""]
     if NOTES.exists():
         lines += [NOTES.read_text().strip(), ""]
     return "\n".join(lines)

@@ -5,16 +5,18 @@
 
 Both sides score the same groups in one row, through the same attention kernel, which batches the equal-length
 sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
-trainer's default, and at least one. Seconds are the best of several turns, both sides taking turns; peak memory is
-measured in a process of its own for each side. Both sides have what a run's trainer process
+trainer's default, and at least one. In every turn the unshared pass stands between shared ones that take about as long
+together, so that a machine whose speed drifts is as fast for both sides; seconds are medians, and the ratio of the best passes is
+told too. Peak memory is measured in a process of its own for each side. Both sides have what a run's trainer process
 has: its environment, and gradients that are added in place. rho counts all tokens of the groups, with prompts repeated and
-shared; the rows of both sides leave out the last token of each completion, which predicts nothing. `arithmetic_ratio` is what
-the speedup would be if every operation cost the same: the head meets almost the same rows on both sides. The last line is JSON.
+shared. `row_ratio` counts those of the rows, which on both sides leave out the last token of each completion, because it predicts
+nothing. `arithmetic_ratio` is what the speedup would be if every operation cost the same: the head is not shared. JSON last.
 """
 
 import argparse
 import json
 import multiprocessing
+import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -109,6 +111,20 @@ def arithmetic(policy: PreTrainedModel, layout: Layout) -> float:
     return 3 * (trunk * layout.num_tokens + head * layout.predictor_N.unique().numel() + attention)
 
 
+def take_turns(
+    policy: PreTrainedModel, shared: Layout, unshared: Layout, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of the passes of both sides."""
+    num_shared = max(1, round(unshared.num_tokens / shared.num_tokens / 2))
+    shared_times: list[float] = []
+    unshared_times: list[float] = []
+    for _ in range(repeats):
+        shared_times += [forward_backward(policy, shared)[0] for _ in range(num_shared)]
+        unshared_times.append(forward_backward(policy, unshared)[0])
+        shared_times += [forward_backward(policy, shared)[0] for _ in range(num_shared)]
+    return shared_times, unshared_times
+
+
 def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
     groups = make_groups(shape, num_groups, policy.config.vocab_size)
     shared, unshared = row_of(groups, True), row_of(groups, False)
@@ -116,16 +132,18 @@ def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int
     shared_gradients = gradients(policy)
     _, unshared_N = forward_backward(policy, unshared)
     error = (shared_gradients - gradients(policy)).norm() / gradients(policy).norm()
-    turns = [(forward_backward(policy, shared)[0], forward_backward(policy, unshared)[0]) for _ in range(repeats)]
-    shared_s, unshared_s = (min(times) for times in zip(*turns, strict=True))
+    shared_times, unshared_times = take_turns(policy, shared, unshared, repeats)
+    shared_s, unshared_s = statistics.median(shared_times), statistics.median(unshared_times)
     return {
         "prompt": shape.prompt,
         "group": shape.group,
         "completion": shape.completion,
         "groups_in_row": num_groups,
         "rho": round(shape.rho, 3),
+        "row_ratio": round(unshared.num_tokens / shared.num_tokens, 3),
         "arithmetic_ratio": round(arithmetic(policy, unshared) / arithmetic(policy, shared), 3),
         "speedup": round(unshared_s / shared_s, 3),
+        "speedup_of_best": round(min(unshared_times) / min(shared_times), 3),
         "shared_s": round(shared_s, 3),
         "unshared_s": round(unshared_s, 3),
         "max_logprob_diff": (shared_N - unshared_N).abs().max().item(),
@@ -137,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="two small shapes, one group each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=4, help="turns (default: %(default)s; 1 in the short form)")
     parser.add_argument("--model", default="smollm2-135m", help="a local folder, a hub id or a built-in name")
     parser.add_argument("--shape", action="append", metavar="P,G,R", help="other shapes: prompt,group,completion")
     arguments = parser.parse_args()

@@ -17,6 +17,7 @@ from polyrhythm.kernels import LANES, load_kernel
 
 # Matrix kernels for fewer rows than this round differently, so no product is ever done with fewer.
 _MIN_QUERIES = 16
+_MAX_REPEATS = 16  # the kernel has at least so many queries in a task
 
 LayerAttention = Callable[[int, Tensor, Tensor], Tensor]
 """Layer, queries and keys that are not rotated yet [rows, heads + kv heads, dim], values [rows, kv heads, dim]."""
@@ -127,7 +128,7 @@ class TorchDecoding:
 
 def decoding_for(heads: Heads, device: torch.device) -> CompiledDecoding | TorchDecoding:
     """The fastest form that this machine has."""
-    if device.type == "cpu" and heads.dim % LANES == 0 and heads.repeats <= LANES:
+    if device.type == "cpu" and heads.dim % LANES == 0 and heads.repeats <= _MAX_REPEATS:
         constants = dict(HEAD_DIM=heads.dim, NUM_KV_HEADS=heads.num_kv_heads, REPEATS=heads.repeats)
         if library := load_kernel("decode", **constants):
             return CompiledDecoding(heads, library)

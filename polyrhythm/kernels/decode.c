@@ -12,6 +12,7 @@
 
 #define ROWS_PER_TASK (QUERIES / REPEATS)
 #define NUM_HEADS (NUM_KV_HEADS * REPEATS)
+_Static_assert(REPEATS <= QUERIES, "a task has at least one row");
 
 /* Rows [first_row, last_row) of the batch; positions are slots of the cache. */
 typedef struct {
@@ -67,17 +68,16 @@ static void attend_own(const float *query, const float *keys, const float *value
 }
 
 /* A few rows of one span and one kv head: store what is new, then attend. Row strides are in floats. */
-static void run_task(const Span *span, int64_t first, int head, const float *queries_and_keys, int64_t qk_stride,
+INLINE void run_task(const Span *span, int64_t first, int64_t last, int head, const float *queries_and_keys, int64_t qk_stride,
                      const float *new_values, int64_t value_stride, const float *cosines, const float *sines, float *keys,
-                     float *values, int64_t num_slots, float scale, float *out) {
+                     float *values, int64_t num_slots, float scale, float *out, const int width) {
     const int64_t stride = HEAD_DIM;
-    const int64_t last = first + ROWS_PER_TASK < span->last_row ? first + ROWS_PER_TASK : span->last_row;
     float queries[QUERIES][HEAD_DIM] __attribute__((aligned(64))), outputs[QUERIES][HEAD_DIM] __attribute__((aligned(64)));
     Wide by_dimension[HEAD_DIM];
     IntegerWide everything;
     Softmax prompt;
     memset(queries, 0, sizeof(queries));
-    for (int w = 0; w < WIDTH; w++) everything[w] = (ivec){0} + TILE;
+    for (int w = 0; w < width; w++) everything[w] = (ivec){0} + TILE;
     keys += head * num_slots * HEAD_DIM;
     values += head * num_slots * HEAD_DIM;
     for (int64_t row = first; row < last; row++) {
@@ -89,14 +89,14 @@ static void run_task(const Span *span, int64_t first, int head, const float *que
         for (int r = 0; r < REPEATS; r++)
             rotate(qk + (head * REPEATS + r) * HEAD_DIM, c, s, scale, queries[(row - first) * REPEATS + r]);
     }
-    transpose(queries, by_dimension, WIDTH);
+    transpose(queries, by_dimension, width);
     start_softmax(&prompt);
     for (int64_t start = 0; start < span->prompt_length; start += TILE) {
         const int64_t left = span->prompt_length - start, slot = (span->prompt_start + start) * stride;
         attend_tile(by_dimension, keys + slot, stride, values + slot, stride, left < TILE ? (int)left : TILE, everything,
-                    &prompt, WIDTH);
+                    &prompt, width);
     }
-    transpose_back(prompt.output, outputs, WIDTH);
+    transpose_back(prompt.output, outputs, width);
     for (int64_t row = first; row < last; row++) {
         const int64_t own = (span->strips_start + (row - span->first_row) * span->strip_length) * stride;
         for (int r = 0; r < REPEATS; r++) {
@@ -125,7 +125,12 @@ void decode_attention(const Span *spans, int64_t num_spans, const float *queries
     for (int64_t task = 0; task < num_blocks * NUM_KV_HEADS; task++) {
         int64_t block = task / NUM_KV_HEADS, i = 0;
         for (; block >= blocks_of(&spans[i]); i++) block -= blocks_of(&spans[i]);
-        run_task(&spans[i], spans[i].first_row + block * ROWS_PER_TASK, (int)(task % NUM_KV_HEADS), queries_and_keys,
-                 qk_stride, new_values, value_stride, cosines, sines, keys, values, num_slots, scale, out);
+        const Span *span = &spans[i];
+        const int64_t first = span->first_row + block * ROWS_PER_TASK;
+        const int64_t last = first + ROWS_PER_TASK < span->last_row ? first + ROWS_PER_TASK : span->last_row;
+#define RUN(width)                                                                                                    \
+    run_task(span, first, last, (int)(task % NUM_KV_HEADS), queries_and_keys, qk_stride, new_values, value_stride, cosines, \
+             sines, keys, values, num_slots, scale, out, width)
+        WITH_WIDTH_FOR((last - first) * REPEATS, RUN);
     }
 }

@@ -4,7 +4,7 @@
 
 #include "vectors.h"
 
-#define ROWS_PER_PART 32 /* as in fused.py */
+#define ROWS_PER_PART 32 /* as in elementwise.py */
 
 void rms_norm(const float *inputs, const float *weight, float epsilon, int64_t num_rows, int64_t size, float *outputs,
               float *inverse, int num_threads) {

@@ -12,7 +12,8 @@
 
 /* Sums of so many keys and vectors of a head are kept in registers. */
 #define KEYS_AT_ONCE 4
-#define CHUNKS_AT_ONCE (LANES == 16 && CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1)
+#define CHUNKS_AT_ONCE (LANES == 16 && CHUNKS < 8 ? CHUNKS : LANES == 16 && CHUNKS % 4 == 0 ? 4 : CHUNKS % 2 == 0 ? 2 : 1)
+_Static_assert(TILE % KEYS_AT_ONCE == 0, "weights of a whole tile are read");
 
 typedef struct {
     int64_t start, length, prompt_start, prompt_length;
@@ -105,7 +106,7 @@ INLINE void attend_block(const Segment *segment, int64_t first, int head, Rows q
             ((const float *)state.maximum)[lane] + logf(((const float *)state.sum)[lane]);
 }
 
-/* rows[k] += the lanes' rows weighted by weights[k], for `count` rows; weights has room for KEYS_AT_ONCE more. */
+/* rows[k] += the lanes' rows weighted by weights[k], for `count` rows of a tile. */
 INLINE void add_weighted(const Wide *weights, const float (*lanes)[HEAD_DIM], int num_lanes, float *rows, int64_t stride,
                          int count) {
     for (int k = 0; k < count; k += KEYS_AT_ONCE) {
@@ -134,7 +135,7 @@ INLINE void differentiate_block(const Segment *segment, int64_t first, int head,
                                 Rows grad_keys, Rows grad_values, const int width) {
     Lanes lanes, upstream;
     Wide sums, inner, one, factor, gradient[HEAD_DIM];
-    Wide weights[TILE + KEYS_AT_ONCE], slopes[TILE + KEYS_AT_ONCE];
+    Wide weights[TILE], slopes[TILE];
     Tile tile;
     int64_t position = 0;
     gather(segment, first, head, queries, scale, &lanes, width);

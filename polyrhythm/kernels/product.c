@@ -138,12 +138,12 @@ static void multiply_block(const Product *product, int64_t block, const float *p
     for (int64_t start = 0; start < num_inputs; start += INPUTS) {
         const int64_t count = num_inputs - start < INPUTS ? num_inputs - start : INPUTS;
         const float *now = weights + start * COLUMNS, *next = now + count * COLUMNS;
+        const float *stop = end - next < count * COLUMNS ? end : next + count * COLUMNS; /* of what is asked for */
         for (int64_t row = 0; row < num_rows;) {
             const int rows = rows_at_once(num_rows - row);
             const float *panel = panels + row * num_inputs + start * rows;
-            int64_t lines = (end - next) / LINE;
+            int64_t lines = (stop - next) / LINE;
             lines = lines < count ? lines : count;
-            if (next >= now + 2 * count * COLUMNS) lines = 0; /* all of it has been asked for */
             if (rows == MANY)
                 multiply(now, count, panel, start == 0, sums + 2 * row, next, lines, MANY);
             else

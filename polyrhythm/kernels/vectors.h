@@ -97,3 +97,5 @@ static inline void transpose_square(vec *v) {
          FIRST_LANES(8, 9, 10, 11, 12, 13, 14, 15, B(8), B(9), B(10), B(11), B(12), B(13), B(14), B(15)))
 #endif
 }
+#undef SWAP
+#undef B

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def accumulate_in_place(model: nn.Module) -> None:
@@ -22,6 +23,7 @@ def accumulate_in_place(model: nn.Module) -> None:
 
 
 def adds_in_place(module: nn.Linear) -> bool:
+    """Whether `accumulate_in_place` has seen this layer."""
     return getattr(module.forward, "__func__", None) is _linear_forward
 
 
@@ -46,6 +48,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(inputs, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (gradient,) = gradients
         (inputs,), weight = ctx.saved_tensors, ctx.weight
@@ -64,6 +67,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(token_ids, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         (token_ids,), weight = ctx.saved_tensors, ctx.weight
         rows, ids = gradients[0].flatten(0, -2), token_ids.flatten()

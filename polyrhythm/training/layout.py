@@ -46,7 +46,7 @@ class Layout:
     """Index into T of the hidden state that predicts target n."""
     target_N: Tensor
     loss_mask_N: Tensor
-    """Which targets count in the loss; a masked token is still attended to."""
+    """Which targets count in the loss; a masked token is attended to like any other."""
     group_N: Tensor
     """Index into the groups that `pack` was given."""
     rollout_N: Tensor
@@ -67,6 +67,11 @@ class Layout:
         return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
+def _num_row_tokens(completion: Sequence[int]) -> int:
+    """How many tokens of a completion lie in the row: all but the last."""
+    return len(completion) - 1
+
+
 @dataclass(frozen=True)
 class _Part:
     """What becomes one block: a prompt with some of its group's completions, by index."""
@@ -77,7 +82,7 @@ class _Part:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + sum(num_row_tokens(token_ids) for _, token_ids in self.completions)
+        return len(self.prompt) + sum(_num_row_tokens(token_ids) for _, token_ids in self.completions)
 
 
 def pack(
@@ -96,11 +101,6 @@ def pack(
     return [_lay_out(row, share_prompt, loss_masks) for row in _rows(parts, max_tokens)]
 
 
-def num_row_tokens(completion: Sequence[int]) -> int:
-    """How many tokens of a completion lie in the row: all but the last."""
-    return len(completion) - 1
-
-
 def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_tokens: int) -> Iterator[_Part]:
     prompt, completions = group
     if len(prompt) == 0:
@@ -110,15 +110,16 @@ def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_toke
     for rollout, token_ids in enumerate(completions):
         if len(token_ids) == 0:
             raise ValueError(f"completion {rollout} of group {index} is empty: leave it out")
-    room = max_tokens - len(prompt) if share_prompt else -1  # less than any completion needs
+    room = max_tokens - len(prompt)
     taken: list[tuple[int, Sequence[int]]] = []
     used = 0
     for rollout, token_ids in enumerate(completions):
-        if taken and used + num_row_tokens(token_ids) > room:
+        needed = _num_row_tokens(token_ids)
+        if taken and (not share_prompt or (needed and used + needed > room)):
             yield _Part(index, prompt, tuple(taken))
             taken, used = [], 0
         taken.append((rollout, token_ids))
-        used += num_row_tokens(token_ids)
+        used += needed
     yield _Part(index, prompt, tuple(taken))
 
 
@@ -151,7 +152,7 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
         starts: list[int] = []
         lengths: list[int] = []
         for rollout, completion in part.completions:
-            start, length = len(token_ids), num_row_tokens(completion)
+            start, length = len(token_ids), _num_row_tokens(completion)
             if length:
                 starts.append(start)
                 lengths.append(length)

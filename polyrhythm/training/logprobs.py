@@ -10,15 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from polyrhythm.training.accumulate import gradient_of
 
 CHUNK_BYTES = 64 * 2**20
 """Most memory that logits take at a time; twice as much for those of a small micro-batch, which are kept."""
 _CACHE_BYTES = 2**22
-_MIN_ROWS = (
-    16  # matrix kernels round fewer rows differently: a lone completion would differ from the same one among others
-)
+# Matrix libraries round products of one to three rows differently, others of up to fifteen: a lone completion's head meets
+# rows of zeros besides its own, so that its bits are those it has among others.
+_MIN_ROWS = 16
 
 
 def token_logprobs(
@@ -88,6 +89,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return picked_N - (largest_M + total_M.log())[row_N], entropy_N
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, kept = ctx.saved_tensors
         grad_N = grad_N / ctx.temperature

@@ -1,9 +1,12 @@
+import platform
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyrhythm.kernels import load_kernel
 from polyrhythm.training import attention
 from polyrhythm.training.attention import AttentionPlan, agrees_with_loop, cpu_attention, looped_attention
 from polyrhythm.training.compiled_attention import compiled_attention, library_for, tables_of
@@ -131,6 +134,18 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch, caplog):
     assert torch.equal(cpu_attention(query, key, value, plan, SCALE), expected)
     attention._is_sound.cache_clear()
     assert "fails its self-test" in caplog.text
+
+
+def test_narrow_vectors_compute_the_same(monkeypatch):
+    """Those of machines without AVX; without the flag a machine that is not an x86 has them anyway."""
+    monkeypatch.setenv("CC", "cc -mno-avx" if platform.machine() == "x86_64" else "cc")
+    library = load_kernel.__wrapped__("packed", HEAD_DIM=64, REPEATS=3)
+    assert library.queries_per_block() == 16
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return compiled_attention(query, key, value, plan.blocks, scale, library)
+
+    assert agrees_with_loop(kernel, head_dim=64, repeats=3, dtype=torch.float32, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

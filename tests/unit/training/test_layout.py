@@ -48,6 +48,12 @@ def test_a_sequence_longer_than_the_budget_gets_a_row_of_its_own():
     assert [row.num_tokens for row in rows] == [10, 10, 2]
 
 
+def test_completions_of_one_token_never_repeat_a_prompt():
+    (row,) = pack([([1] * 9, [[2], [3], [4]])], share_prompt=True, max_tokens=5)
+    assert row.token_ids_T.tolist() == [1] * 9
+    assert row.predictor_N.tolist() == [8, 8, 8]
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [

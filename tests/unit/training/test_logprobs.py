@@ -24,7 +24,7 @@ def example(num_rows=7, width=6, vocab_size=23, dtype=torch.float64, seed=0):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    num_rows=st.integers(1, 12),
+    num_rows=st.integers(1, 40),
     chunk_bytes=st.sampled_from([1, 100, 400, 10**6]),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     with_bias=st.booleans(),
@@ -63,12 +63,13 @@ def test_a_row_that_predicts_several_tokens_collects_all_their_gradients(chunk_b
         assert torch.allclose(a, e, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("chunk_bytes", [200, 10**6])
-def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_still_do(chunk_bytes):
+def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_still_do(chunk_bytes, in_place):
     hidden, weight, _, target = example()
     expected = torch.autograd.grad(full_logits(hidden, weight, target)[0].sum(), hidden)[0]
     weight.requires_grad_(False)
-    logprobs, _ = token_logprobs(hidden, weight, target, chunk_bytes=chunk_bytes)
+    logprobs, _ = token_logprobs(hidden, weight, target, in_place=in_place, chunk_bytes=chunk_bytes)
     logprobs.sum().backward()
     assert weight.grad is None
     assert torch.allclose(hidden.grad, expected)
@@ -123,6 +124,15 @@ def test_a_backward_pass_can_be_repeated():
     first = torch.autograd.grad(logprobs.sum(), [hidden, weight], retain_graph=True)
     second = torch.autograd.grad(logprobs.sum(), [hidden, weight])
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def test_second_derivatives_are_refused():
+    hidden, weight, _, target = example()
+    (gradient,) = torch.autograd.grad(
+        token_logprobs(hidden, weight, target)[0].square().sum(), hidden, create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_bf16_weights_are_scored_in_fp32():
