@@ -169,8 +169,16 @@ def test_in_fp64_packed_rows_equal_separate_sequences_to_ten_digits(kernel, num_
     assert relative_error(gradients(decoder, actual_N), gradients(decoder, expected_N)) < 1e-10
 
 
+@pytest.fixture
+def two_threads():
+    """A real model in fp64 keeps both busy."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.mark.pretrained
-def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one):
+def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one, two_threads):
     """Separate sequences go through the same trainer, and through transformers' own attention.
 
     In fp32 this model rounds: in plain transformers separate sequences are 3e-5 away from fp64, packed ones no further. So
