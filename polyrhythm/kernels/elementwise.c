@@ -1,4 +1,4 @@
-/* What stands between the matrix products of a layer, in one pass over memory each: RMS norm and SwiGLU, forward and backward.
+/* What stands between matrix products, in one pass over memory each, forward and backward: RMS norm, SwiGLU, softmax.
 
    Lengths of rows are multiples of LANES. A number's bits depend on neither its place nor the number of threads. */
 
@@ -61,5 +61,46 @@ void swiglu_backward(const float *upstream, const float *gate, const float *up, 
         const vec u = load(upstream + i * LANES), g = load(gate + i * LANES), s = sigmoid(g);
         store(up_gradient + i * LANES, u * g * s);
         store(gate_gradient + i * LANES, u * load(up + i * LANES) * s * (1.0f + g * (1.0f - s)));
+    }
+}
+
+#define IN_A_SUM (32 * LANES)
+
+/* Of every row: the largest logit; the sum of exponentials of the distances to it; the sum of those times the distances. */
+void softmax_statistics(const float *logits, int64_t num_rows, int64_t size, float *largest, float *total, float *expected,
+                        int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const float *x = logits + row * size;
+        vec best = all(-3e38f); /* finite, so that a distance to it is a number or infinite */
+        for (int64_t i = 0; i < size; i += LANES) best = larger(load(x + i), best);
+        float top = best[0];
+        for (int i = 1; i < LANES; i++) top = best[i] > top ? best[i] : top;
+        vec sum = all(0), weighted = all(0);
+        for (int64_t first = 0; first < size; first += IN_A_SUM) { /* sums of sums round less */
+            vec part = all(0), weighted_part = all(0);
+            const int64_t end = first + IN_A_SUM < size ? first + IN_A_SUM : size;
+            for (int64_t i = first; i < end; i += LANES) {
+                const vec distance = larger(all(-86.0f), load(x + i) - top), e = exp_of(distance);
+                part += e;
+                weighted_part += e * distance;
+            }
+            sum += part;
+            weighted += weighted_part;
+        }
+        largest[row] = top;
+        total[row] = sum_of(sum);
+        expected[row] = sum_of(weighted);
+    }
+}
+
+/* Logits become exponentials of their distances to what is largest in their row. */
+void softmax_exponentials(float *logits, const float *largest, int64_t num_rows, int64_t size, int num_threads) {
+    (void)num_threads;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t row = 0; row < num_rows; row++) {
+        float *x = logits + row * size;
+        for (int64_t i = 0; i < size; i += LANES) store(x + i, exp_of(load(x + i) - largest[row]));
     }
 }

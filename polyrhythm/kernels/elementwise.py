@@ -1,4 +1,4 @@
-"""RMS norm and SwiGLU by `elementwise.c`: fp32 on a CPU, dense tensors whose rows are a multiple of LANES long."""
+"""RMS norm, SwiGLU and softmax by `elementwise.c`: fp32 on a CPU, dense tensors whose rows are a multiple of LANES long."""
 
 import ctypes
 
@@ -54,6 +54,23 @@ def swiglu_backward(upstream: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor,
         torch.get_num_threads(),
     )  # fmt: skip
     return of_gate, of_up
+
+
+def softmax_statistics(logits: Tensor, largest: Tensor, total: Tensor, expected: Tensor) -> None:
+    """Writes each row's largest logit, the sum of exponentials of the distances to it, and of those times the distances."""
+    num_rows, size = logits.shape
+    _library().softmax_statistics(
+        pointer(logits), ctypes.c_int64(num_rows), ctypes.c_int64(size), pointer(largest), pointer(total),
+        pointer(expected), torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def softmax_exponentials(logits: Tensor, largest: Tensor) -> None:
+    """Logits become exponentials of their distances to the number of their row."""
+    num_rows, size = logits.shape
+    _library().softmax_exponentials(
+        pointer(logits), pointer(largest), ctypes.c_int64(num_rows), ctypes.c_int64(size), torch.get_num_threads()
+    )
 
 
 def _library() -> ctypes.CDLL:

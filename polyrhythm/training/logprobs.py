@@ -1,21 +1,29 @@
 """Log-probabilities of given tokens without materialising the logits, and the entropy for free.
 
-The forward pass works on chunks of rows and keeps only each row's log-sum-exp; the backward pass computes the
-probabilities again, by slices of the vocabulary, so that each part of the head's gradient is written once.
+The logits are computed in tiles: slices of the vocabulary, and of the rows if they are very many. The forward pass keeps each
+row's largest logit and sum of exponentials, and the logits of the first tiles, as far as memory allows. The backward pass takes
+the tiles in the same order and computes again what was not kept; each part of the head's gradient is written once.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from polyrhythm.kernels import LANES
+from polyrhythm.kernels.elementwise import can_be_fused, softmax_exponentials, softmax_statistics
 from polyrhythm.training.accumulate import gradient_of
 
-CHUNK_BYTES = 64 * 2**20
-"""Most memory that logits take at a time; twice as much for those of a small micro-batch, which are kept."""
+TILE_SIZE = (2_048, 8_192)
+"""Most rows and columns of logits at a time. A row's sum is that of its slices: their width is fixed, and not by the number
+of rows, so that a row's bits do not depend on those beside it."""
+KEPT_BYTES = 128 * 2**20
+"""Of logits that wait for the backward pass. Where that allocates the head's gradient, they may take as much: they leave
+while it grows."""
 _CACHE_BYTES = 2**22
 # Matrix libraries round products of one to three rows differently, others of up to fifteen: a lone completion's head meets
 # rows of zeros besides its own, so that its bits are those it has among others.
@@ -31,7 +39,8 @@ def token_logprobs(
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
     in_place: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    tile_size: tuple[int, int] = TILE_SIZE,
+    kept_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and the entropy without a gradient.
 
@@ -42,7 +51,22 @@ def token_logprobs(
     rows = torch.arange(len(target_N), device=target_N.device) if row_N is None else row_N
     if len(hidden_MH) < _MIN_ROWS:
         hidden_MH = F.pad(hidden_MH, (0, 0, 0, _MIN_ROWS - len(hidden_MH)))
-    return _TokenLogprobs.apply(hidden_MH, weight_VH, bias_V, target_N, rows, temperature, in_place, chunk_bytes)  # pyright: ignore
+    if kept_bytes is None:
+        grows = weight_VH.requires_grad and not in_place
+        kept_bytes = max(KEPT_BYTES, weight_VH.nbytes) if grows else KEPT_BYTES
+    return _TokenLogprobs.apply(  # pyright: ignore
+        hidden_MH, weight_VH, bias_V, target_N, rows, temperature, in_place, tile_size, kept_bytes
+    )
+
+
+class _Tile(NamedTuple):
+    rows: slice
+    columns: slice
+    slice_index: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -56,33 +80,29 @@ class _TokenLogprobs(torch.autograd.Function):
         row_N: Tensor,
         temperature: float,
         in_place: bool,
-        chunk_bytes: int,
+        tile_size: tuple[int, int],
+        kept_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
-        largest_M, total_M, expected_M = (hidden_MH.new_empty(num_rows, dtype=_wide(hidden_MH)) for _ in range(3))
-        picked_N = torch.empty_like(target_N, dtype=largest_M.dtype)
-        # What fits in two chunks is kept: the backward pass of a small micro-batch has nothing to compute again.
-        fits = num_rows * vocab_size * 4 <= 2 * chunk_bytes
-        keeps = fits and any(ctx.needs_input_grad)
-        chunks = [slice(0, num_rows)] if fits else list(_slices(num_rows, vocab_size, chunk_bytes))
-        buffer = _buffer(chunks, vocab_size, like=largest_M)
-        for rows in chunks:
-            logits = _logits(hidden_MH[rows], weight_VH, bias_V, temperature, buffer)
-            members = _inside(row_N, rows)
-            picked_N[members] = logits[row_N[members] - rows.start, target_N[members]]
-            for block, (largest, total, expected) in _cached_blocks(
-                logits, largest_M[rows], total_M[rows], expected_M[rows]
-            ):
-                torch.amax(block, dim=-1, out=largest)
-                exponentials = block.sub_(largest.unsqueeze(1)).exp()
-                torch.sum(exponentials, dim=-1, out=total)
-                torch.linalg.vecdot(exponentials, block, out=expected)
-                if keeps:
-                    block.copy_(exponentials)
-        ctx.save_for_backward(
-            hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, buffer if keeps else None
-        )
-        ctx.temperature, ctx.chunk_bytes = temperature, chunk_bytes
+        tiles = _tiles(len(hidden_MH), len(weight_VH), tile_size)
+        num_slices = tiles[-1].slice_index + 1
+        largest_SM, total_SM, expected_SM = hidden_MH.new_empty(3, num_slices, len(hidden_MH), dtype=_wide(hidden_MH))
+        picked_N = torch.empty_like(target_N, dtype=largest_SM.dtype)
+        num_kept = _num_that_fit(tiles, kept_bytes // largest_SM.element_size()) if any(ctx.needs_input_grad) else 0
+        kept = [largest_SM.new_empty(tile.shape) for tile in tiles[:num_kept]]
+        others = _reused_memory(tiles[num_kept:], like=largest_SM)
+        for tile, logits in zip(tiles, itertools.chain(kept, others), strict=True):
+            _write_logits(logits, hidden_MH, weight_VH, bias_V, temperature, tile)
+            rows, columns, slice_index = tile
+            members = (_is_inside(row_N, rows) & _is_inside(target_N, columns)).nonzero().squeeze(1)
+            picked_N[members] = logits[row_N[members] - rows.start, target_N[members] - columns.start]
+            _write_statistics(logits, *(part[slice_index, rows] for part in (largest_SM, total_SM, expected_SM)))
+        largest_M = largest_SM.amax(0)
+        below_SM = largest_SM - largest_M
+        weight_SM = below_SM.exp()
+        total_M = (total_SM * weight_SM).sum(0)
+        expected_M = ((expected_SM + total_SM * below_SM) * weight_SM).sum(0)
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M)
+        ctx.temperature, ctx.tiles, ctx.kept = temperature, tiles, kept
         ctx.summed_in = weight_VH if in_place else None
         entropy_N = (total_M.log() - expected_M / total_M)[row_N]
         ctx.mark_non_differentiable(entropy_N)
@@ -91,7 +111,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, kept = ctx.saved_tensors
+        hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M = ctx.saved_tensors
         grad_N = grad_N / ctx.temperature
         # The gradient of the logits is grad * (one-hot - probability). Its factors per row go to the narrow side of
         # both products, and the one-hot part is added by index: the wide matrix needs no pass of its own for them.
@@ -102,64 +122,102 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = torch.empty_like(weight_VH) if ctx.summed_in is None else gradient_of(ctx.summed_in)
-        grad_bias = torch.empty_like(bias_V) if ctx.needs_input_grad[2] else None
-        num_rows, vocab_size = hidden_MH.size(0), weight_VH.size(0)
-        slices = [slice(0, vocab_size)] if kept is not None else list(_slices(vocab_size, num_rows, ctx.chunk_bytes))
-        buffer = _buffer(slices, num_rows, like=total_M) if kept is None else kept
-        for columns in slices:
-            if kept is None:
-                bias = None if bias_V is None else bias_V[columns]
-                exponentials = _logits(hidden_MH, weight_VH[columns], bias, ctx.temperature, buffer)
-                for block, (largest,) in _cached_blocks(exponentials, largest_M):
-                    block.sub_(largest.unsqueeze(1)).exp_()
+        grad_bias = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
+        kept, ctx.kept = ctx.kept, []  # a second pass over the same graph computes all of them again
+        others = _reused_memory(ctx.tiles[len(kept) :], like=total_M)
+        kept.reverse()
+        for tile in ctx.tiles:
+            rows, columns, _ = tile
+            if kept:
+                exponentials = kept.pop()
             else:
-                exponentials = kept.view(num_rows, vocab_size)
+                exponentials = next(others)
+                _write_logits(exponentials, hidden_MH, weight_VH, bias_V, ctx.temperature, tile)
+            _exponentiate(exponentials, largest_M[rows])
             if grad_bias is not None:
-                grad_bias[columns] = (scale_M1.T.to(exponentials.dtype) @ exponentials).squeeze(0)
+                grad_bias[columns] += (scale_M1[rows].T @ exponentials).squeeze(0)
             exponentials = exponentials.to(weight_VH.dtype)
-            grad_hidden += exponentials @ weight_VH[columns]
+            grad_hidden[rows] += exponentials @ weight_VH[columns]
             if grad_weight is not None:
-                grad_weight[columns].addmm_(exponentials.T, scaled_MH, beta=0 if ctx.summed_in is None else 1)
+                overwrites = ctx.summed_in is None and rows.start == 0
+                grad_weight[columns].addmm_(exponentials.T, scaled_MH[rows], beta=0 if overwrites else 1)
         grad_hidden.mul_(scale_M1).index_add_(0, row_N, weight_VH[target_N] * grad_N1)
         if grad_weight is not None:
             grad_weight.index_add_(0, target_N, (hidden_MH[row_N] * grad_N1).to(weight_VH.dtype))
         if grad_bias is not None:
             grad_bias.index_add_(0, target_N, grad_N.to(grad_bias.dtype))
         handed_over = grad_weight if ctx.summed_in is None else None
-        return grad_hidden.to(hidden_MH.dtype), handed_over, grad_bias, None, None, None, None, None
+        return grad_hidden.to(hidden_MH.dtype), handed_over, grad_bias, *(None,) * 6
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _logits(hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, buffer: Tensor) -> Tensor:
-    """Written into the buffer: fresh memory for every chunk costs a tenth of the time in page faults."""
-    num_rows, num_columns = hidden_MH.size(0), weight_VH.size(0)
-    logits = buffer[: num_rows * num_columns].view(num_rows, num_columns)
-    if hidden_MH.dtype == buffer.dtype:
-        torch.mm(hidden_MH, weight_VH.T, out=logits)
+def _tiles(num_rows: int, num_columns: int, tile_size: tuple[int, int]) -> list[_Tile]:
+    """Slices of the vocabulary, each with all its rows before the next one."""
+    rows = _even_slices(num_rows, tile_size[0])
+    columns = _even_slices(num_columns, tile_size[1], multiple_of=LANES)
+    return [_Tile(row, column, index) for (index, column), row in itertools.product(enumerate(columns), rows)]
+
+
+def _even_slices(length: int, longest: int, multiple_of: int = 1) -> list[slice]:
+    """Even, so that none is too short to round like the others."""
+    length_of_each = -(-length // (-(-length // longest)))
+    step = -(-length_of_each // multiple_of) * multiple_of
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _num_that_fit(tiles: Sequence[_Tile], max_numbers: int) -> int:
+    """How many tiles from the first on have no more numbers together."""
+    sums = itertools.accumulate(num_rows * num_columns for num_rows, num_columns in (tile.shape for tile in tiles))
+    return sum(numbers <= max_numbers for numbers in sums)
+
+
+def _reused_memory(tiles: Sequence[_Tile], like: Tensor) -> Iterator[Tensor]:
+    """The same memory for one tile after the other: fresh memory for each costs a tenth of the time in page faults."""
+    memory = like.new_empty(max((rows * columns for rows, columns in (tile.shape for tile in tiles)), default=0))
+    for tile in tiles:
+        num_rows, num_columns = tile.shape
+        yield memory[: num_rows * num_columns].view(num_rows, num_columns)
+
+
+def _write_logits(
+    out: Tensor, hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, tile: _Tile
+) -> None:
+    rows, columns, _ = tile
+    if hidden_MH.dtype == out.dtype:
+        torch.mm(hidden_MH[rows], weight_VH[columns].T, out=out)
     else:
-        logits.copy_(hidden_MH @ weight_VH.T)
+        out.copy_(hidden_MH[rows] @ weight_VH[columns].T)
     if bias_V is not None:
-        logits += bias_V
-    return logits if temperature == 1.0 else logits.div_(temperature)
+        out += bias_V[columns]
+    if temperature != 1.0:
+        out.div_(temperature)
 
 
-def _buffer(slices: list[slice], width: int, like: Tensor) -> Tensor:
-    return like.new_empty(max(part.stop - part.start for part in slices) * width)
+def _write_statistics(logits: Tensor, largest: Tensor, total: Tensor, expected: Tensor) -> None:
+    """Each row's largest logit, the sum of exponentials of the distances to it, and of those times the distances."""
+    if can_be_fused(logits, logits.size(1)):
+        return softmax_statistics(logits, largest, total, expected)
+    for block, (top, total_part, expected_part) in _cached_blocks(logits, largest, total, expected):
+        torch.amax(block, dim=-1, out=top)
+        distances = block - top.unsqueeze(1)
+        exponentials = distances.exp()
+        torch.sum(exponentials, dim=-1, out=total_part)
+        torch.linalg.vecdot(exponentials, distances, out=expected_part)
 
 
-def _slices(length: int, width: int, max_bytes: int) -> Iterator[slice]:
-    """Even slices of `length`, each with `width` numbers of fp32 per item in at most `max_bytes`."""
-    count = -(-length * width * 4 // max_bytes)
-    count = min(max(count, 1), length)
-    for index in range(count):
-        yield slice(index * length // count, (index + 1) * length // count)
+def _exponentiate(logits: Tensor, largest: Tensor) -> None:
+    """In place, the exponentials of the distances to the largest."""
+    if can_be_fused(logits, logits.size(1)):
+        return softmax_exponentials(logits, largest)
+    for block, (top,) in _cached_blocks(logits, largest):
+        block.sub_(top.unsqueeze(1)).exp_()
 
 
-def _inside(index_N: Tensor, bounds: slice) -> Tensor:
-    return ((index_N >= bounds.start) & (index_N < bounds.stop)).nonzero().squeeze(1)
+def _is_inside(index_N: Tensor, bounds: slice) -> Tensor:
+    return (index_N >= bounds.start) & (index_N < bounds.stop)
 
 
 def _cached_blocks(wide_MV: Tensor, *narrow: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:

@@ -3,7 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyrhythm.kernels.elementwise import can_be_fused
 from polyrhythm.training.logprobs import token_logprobs
+
+SIZES = [{"tile_size": (2, 5), "kept_bytes": 300}, {"tile_size": (100, 100), "kept_bytes": 0}, {}]
+"""Several tiles, some of which are kept; one that is not kept; the defaults, which keep it."""
 
 
 def full_logits(hidden, weight, target, *, row=None, bias=None, temperature=1.0):
@@ -25,15 +29,20 @@ def example(num_rows=7, width=6, vocab_size=23, dtype=torch.float64, seed=0):
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.integers(1, 40),
-    chunk_bytes=st.sampled_from([1, 100, 400, 10**6]),
+    tile_size=st.sampled_from([(1, 1), (3, 23), (7, 10), (16, 5), (100, 100)]),
+    kept_bytes=st.sampled_from([0, 300, 1500, 10**6]),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     with_bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_values_entropy_and_gradients_equal_those_of_full_logits(num_rows, chunk_bytes, temperature, with_bias, seed):
+def test_values_entropy_and_gradients_equal_those_of_full_logits(
+    num_rows, tile_size, kept_bytes, temperature, with_bias, seed
+):
     hidden, weight, bias, target = example(num_rows, seed=seed)
     chosen = {"bias_V": bias} if with_bias else {}
-    actual, entropy = token_logprobs(hidden, weight, target, temperature=temperature, chunk_bytes=chunk_bytes, **chosen)
+    actual, entropy = token_logprobs(
+        hidden, weight, target, temperature=temperature, tile_size=tile_size, kept_bytes=kept_bytes, **chosen
+    )
     expected, expected_entropy = full_logits(
         hidden, weight, target, bias=bias if with_bias else None, temperature=temperature
     )
@@ -47,11 +56,11 @@ def test_values_entropy_and_gradients_equal_those_of_full_logits(num_rows, chunk
     assert all(torch.allclose(a, e, rtol=1e-10, atol=1e-12) for a, e in pairs)
 
 
-@pytest.mark.parametrize("chunk_bytes", [200, 10**6])
-def test_a_row_that_predicts_several_tokens_collects_all_their_gradients(chunk_bytes):
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_row_that_predicts_several_tokens_collects_all_their_gradients(sizes):
     hidden, weight, _, _ = example(num_rows=3)
     row, target = torch.tensor([2, 0, 2, 1, 2]), torch.tensor([5, 1, 5, 0, 22])
-    actual, entropy = token_logprobs(hidden, weight, target, row_N=row, chunk_bytes=chunk_bytes)
+    actual, entropy = token_logprobs(hidden, weight, target, row_N=row, **sizes)
     expected, expected_entropy = full_logits(hidden, weight, target, row=row)
     upstream = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
     assert torch.allclose(entropy, expected_entropy)
@@ -64,35 +73,71 @@ def test_a_row_that_predicts_several_tokens_collects_all_their_gradients(chunk_b
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("chunk_bytes", [200, 10**6])
-def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_still_do(chunk_bytes, in_place):
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_frozen_head_gets_no_gradient_and_the_hidden_states_still_do(sizes, in_place):
     hidden, weight, _, target = example()
     expected = torch.autograd.grad(full_logits(hidden, weight, target)[0].sum(), hidden)[0]
     weight.requires_grad_(False)
-    logprobs, _ = token_logprobs(hidden, weight, target, in_place=in_place, chunk_bytes=chunk_bytes)
+    logprobs, _ = token_logprobs(hidden, weight, target, in_place=in_place, **sizes)
     logprobs.sum().backward()
     assert weight.grad is None
     assert torch.allclose(hidden.grad, expected)
 
 
-@pytest.mark.parametrize("chunk_bytes", [200, 10**6])
-def test_in_place_the_weights_gradient_is_added_to_what_is_there(chunk_bytes):
+@pytest.mark.parametrize("sizes", SIZES)
+def test_in_place_the_weights_gradient_is_added_to_what_is_there(sizes):
     hidden, weight, bias, target = example()
     expected = torch.autograd.grad(full_logits(hidden, weight, target, bias=bias)[0].sum(), [hidden, weight, bias])
     weight.grad = torch.ones_like(weight)
     for _ in range(2):
-        token_logprobs(hidden, weight, target, bias_V=bias, in_place=True, chunk_bytes=chunk_bytes)[0].sum().backward()
+        token_logprobs(hidden, weight, target, bias_V=bias, in_place=True, **sizes)[0].sum().backward()
     assert torch.allclose(weight.grad, 1 + 2 * expected[1])
     assert torch.allclose(hidden.grad, 2 * expected[0])
     assert torch.allclose(bias.grad, 2 * expected[2])
 
 
-def test_a_few_rows_round_like_many():
-    hidden, weight, _, target = example(num_rows=40, width=64, vocab_size=999, dtype=torch.float32)
+@pytest.mark.parametrize("num_rows", [1, 5, 50])
+@pytest.mark.parametrize("sizes", [{"tile_size": (20, 64), "kept_bytes": 9000}, {}])
+@pytest.mark.parametrize("vocab_size", [2048, 2041])
+def test_in_fp32_it_is_as_exact_by_a_kernel_as_by_operators(sizes, vocab_size, num_rows):
+    hidden, weight, bias, target = example(num_rows, width=32, vocab_size=vocab_size, dtype=torch.float32)
+    assert can_be_fused(weight, 64)
+    actual = token_logprobs(hidden, weight, target, bias_V=bias, temperature=0.7, **sizes)
+    wide = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight, bias)]
+    expected = full_logits(wide[0], wide[1], target, bias=wide[2], temperature=0.7)
+    upstream = torch.linspace(-1, 2, num_rows)
+    gradients = torch.autograd.grad(actual[0], [hidden, weight, bias], upstream)
+    expected_gradients = torch.autograd.grad(expected[0], wide, upstream.double())
+    assert (actual[0] - expected[0]).abs().max() < 2e-5
+    assert (actual[1] - expected[1]).abs().max() < 2e-5
+    for a, e in zip(gradients, expected_gradients, strict=True):
+        assert (a - e).norm() < 1e-5 * e.norm()
+
+
+def test_what_is_not_a_number_is_not_hidden():
+    hidden, weight, _, target = example(num_rows=20, vocab_size=64, dtype=torch.float32)
+    hidden.data[3, 2] = float("nan")
+    logprobs, entropy = token_logprobs(hidden, weight, target)
+    assert logprobs.isnan().nonzero().tolist() == entropy.isnan().nonzero().tolist() == [[3]]
+
+
+@pytest.mark.parametrize("vocab_size", [999, 1024])
+def test_a_few_rows_round_like_many(vocab_size):
+    hidden, weight, _, target = example(num_rows=40, width=64, vocab_size=vocab_size, dtype=torch.float32)
     many_N, _ = token_logprobs(hidden, weight, target)
     for num_rows in (1, 2, 3, 7, 17):
         few_N, _ = token_logprobs(hidden[:num_rows], weight, target[:num_rows])
         assert torch.equal(few_N, many_N[:num_rows])
+
+
+def test_a_rows_bits_do_not_depend_on_what_is_kept():
+    hidden, weight, _, target = example(num_rows=40, width=64, vocab_size=1024, dtype=torch.float32)
+    results = []
+    for kept_bytes in (0, 30_000, 10**6):
+        logprobs, _ = token_logprobs(hidden, weight, target, tile_size=(100, 128), kept_bytes=kept_bytes)
+        results.append([logprobs, *torch.autograd.grad(logprobs.sum(), [hidden, weight])])
+    for others in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], others, strict=True))
 
 
 def test_tied_embeddings_add_both_gradients_into_one_parameter():
