@@ -5,6 +5,7 @@ row's largest logit and sum of exponentials, and the logits of the first tiles, 
 the tiles in the same order and computes again what was not kept; each part of the head's gradient is written once.
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -99,8 +100,8 @@ class _TokenLogprobs(torch.autograd.Function):
         largest_M = largest_SM.amax(0)
         below_SM = largest_SM - largest_M
         weight_SM = below_SM.exp()
-        total_M = (total_SM * weight_SM).sum(0)
-        expected_M = ((expected_SM + total_SM * below_SM) * weight_SM).sum(0)
+        total_M = _sum_in_order(total_SM * weight_SM)
+        expected_M = _sum_in_order((expected_SM + total_SM * below_SM) * weight_SM)
         ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M)
         ctx.temperature, ctx.tiles, ctx.kept = temperature, tiles, kept
         ctx.summed_in = weight_VH if in_place else None
@@ -214,6 +215,11 @@ def _exponentiate(logits: Tensor, largest: Tensor) -> None:
         return softmax_exponentials(logits, largest)
     for block, (top,) in _cached_blocks(logits, largest):
         block.sub_(top.unsqueeze(1)).exp_()
+
+
+def _sum_in_order(parts_SM: Tensor) -> Tensor:
+    """Over the slices, one after the other: `sum` would round a column by its place among the others."""
+    return functools.reduce(torch.add, parts_SM)
 
 
 def _is_inside(index_N: Tensor, bounds: slice) -> Tensor:
