@@ -6,8 +6,8 @@
 Both sides score the same groups in one row, through the same attention kernel, which batches the equal-length
 sequences of the unshared row in one call. As many groups share a row as fit a budget of 4,096 unshared tokens, the
 trainer's default, and at least one. In every turn the unshared pass stands between shared ones that take about as long
-together, so that a machine whose speed drifts is as fast for both sides; seconds are medians, and the ratio of the best passes is
-told too. Peak memory is measured in a process of its own for each side. Both sides have what a run's trainer process
+together, so that a machine whose speed drifts is as fast for both sides. A turn's ratio is that of the unshared pass to the
+mean of its shared ones; `speedup` is the median of the turns, which are told too, and so is the ratio of the best passes. Peak memory is measured in a process of its own for each side. Both sides have what a run's trainer process
 has: its environment, and gradients that are added in place. rho counts all tokens of the groups, with prompts repeated and
 shared. `row_ratio` counts those of the rows, which on both sides leave out the last token of each completion, because it predicts
 nothing. `arithmetic_ratio` is what the speedup would be if every operation cost the same: the head is not shared. JSON last.
@@ -111,29 +111,36 @@ def arithmetic(policy: PreTrainedModel, layout: Layout) -> float:
     return 3 * (trunk * layout.num_tokens + head * layout.predictor_N.unique().numel() + attention)
 
 
-def take_turns(
-    policy: PreTrainedModel, shared: Layout, unshared: Layout, repeats: int
-) -> tuple[list[float], list[float]]:
-    """Seconds of the passes of both sides."""
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of an unshared pass, and of the shared ones before and after it."""
+
+    unshared: float
+    shared: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return self.unshared / statistics.fmean(self.shared)
+
+
+def take_turn(policy: PreTrainedModel, shared: Layout, unshared: Layout) -> Turn:
     num_shared = max(1, round(unshared.num_tokens / shared.num_tokens / 2))
-    shared_times: list[float] = []
-    unshared_times: list[float] = []
-    for _ in range(repeats):
-        shared_times += [forward_backward(policy, shared)[0] for _ in range(num_shared)]
-        unshared_times.append(forward_backward(policy, unshared)[0])
-        shared_times += [forward_backward(policy, shared)[0] for _ in range(num_shared)]
-    return shared_times, unshared_times
+    before = [forward_backward(policy, shared)[0] for _ in range(num_shared)]
+    between = forward_backward(policy, unshared)[0]
+    after = [forward_backward(policy, shared)[0] for _ in range(num_shared)]
+    return Turn(between, before + after)
 
 
-def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, float]:
+def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int) -> dict[str, Any]:
     groups = make_groups(shape, num_groups, policy.config.vocab_size)
     shared, unshared = row_of(groups, True), row_of(groups, False)
     _, shared_N = forward_backward(policy, shared)
     shared_gradients = gradients(policy)
     _, unshared_N = forward_backward(policy, unshared)
     error = (shared_gradients - gradients(policy)).norm() / gradients(policy).norm()
-    shared_times, unshared_times = take_turns(policy, shared, unshared, repeats)
-    shared_s, unshared_s = statistics.median(shared_times), statistics.median(unshared_times)
+    turns = [take_turn(policy, shared, unshared) for _ in range(repeats)]
+    shared_times = [seconds for turn in turns for seconds in turn.shared]
+    unshared_times = [turn.unshared for turn in turns]
     return {
         "prompt": shape.prompt,
         "group": shape.group,
@@ -142,10 +149,11 @@ def measure(policy: PreTrainedModel, shape: Shape, num_groups: int, repeats: int
         "rho": round(shape.rho, 3),
         "row_ratio": round(unshared.num_tokens / shared.num_tokens, 3),
         "arithmetic_ratio": round(arithmetic(policy, unshared) / arithmetic(policy, shared), 3),
-        "speedup": round(unshared_s / shared_s, 3),
+        "speedup": round(statistics.median(turn.ratio for turn in turns), 3),
+        "speedup_of_turns": [round(turn.ratio, 3) for turn in turns],
         "speedup_of_best": round(min(unshared_times) / min(shared_times), 3),
-        "shared_s": round(shared_s, 3),
-        "unshared_s": round(unshared_s, 3),
+        "shared_s": round(statistics.median(shared_times), 3),
+        "unshared_s": round(statistics.median(unshared_times), 3),
         "max_logprob_diff": (shared_N - unshared_N).abs().max().item(),
         "max_gradient_error": error.item(),
     }
@@ -155,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="two small shapes, one group each")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=4, help="turns (default: %(default)s; 1 in the short form)")
+    parser.add_argument("--repeats", type=int, default=6, help="turns (default: %(default)s; 1 in the short form)")
     parser.add_argument("--model", default="smollm2-135m", help="a local folder, a hub id or a built-in name")
     parser.add_argument("--shape", action="append", metavar="P,G,R", help="other shapes: prompt,group,completion")
     arguments = parser.parse_args()
@@ -164,7 +172,7 @@ def main() -> None:
     if arguments.shape:
         shapes = [Shape(*map(int, shape.split(","))) for shape in arguments.shape]
     policy = load(arguments.model, arguments.threads)
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, Any]] = []
     # A fresh process for each peak: the allocator keeps what an earlier pass has touched.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as processes:
