@@ -2,7 +2,8 @@
 
 The logits are computed in tiles: slices of the vocabulary, and of the rows if they are very many. The forward pass keeps each
 row's largest logit and sum of exponentials, and the logits of the first tiles, as far as memory allows. The backward pass takes
-the tiles in the same order and computes again what was not kept; each part of the head's gradient is written once.
+the tiles in the same order and computes again what was not kept; it reads and writes each part of the head's gradient once for
+every slice of rows.
 """
 
 import functools
@@ -20,12 +21,14 @@ from polyrhythm.kernels.elementwise import can_be_fused, softmax_exponentials, s
 from polyrhythm.training.accumulate import gradient_of
 
 TILE_SIZE = (2_048, 8_192)
-"""Most rows and columns of logits at a time. A row's sum is that of its slices: their width is fixed, and not by the number
-of rows, so that a row's bits do not depend on those beside it."""
+"""Most rows and columns of logits at a time, columns by multiples of LANES. A row's sum is that of its slices: their width is
+not chosen by the number of rows, so that a row's bits do not depend on those beside it."""
 KEPT_BYTES = 128 * 2**20
-"""Of logits that wait for the backward pass. Where that allocates the head's gradient, they may take as much: they leave
-while it grows."""
+"""Of logits that wait for the backward pass."""
 _CACHE_BYTES = 2**22
+_LEAST_EXPONENT = (
+    -86.0
+)  # as in the kernel: what is smaller adds nothing to a sum that has a 1, and infinite times zero is no number
 # Matrix libraries round products of one to three rows differently, others of up to fifteen: a lone completion's head meets
 # rows of zeros besides its own, so that its bits are those it has among others.
 _MIN_ROWS = 16
@@ -41,7 +44,7 @@ def token_logprobs(
     temperature: float = 1.0,
     in_place: bool = False,
     tile_size: tuple[int, int] = TILE_SIZE,
-    kept_bytes: int | None = None,
+    kept_bytes: int = KEPT_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and the entropy without a gradient.
 
@@ -52,9 +55,8 @@ def token_logprobs(
     rows = torch.arange(len(target_N), device=target_N.device) if row_N is None else row_N
     if len(hidden_MH) < _MIN_ROWS:
         hidden_MH = F.pad(hidden_MH, (0, 0, 0, _MIN_ROWS - len(hidden_MH)))
-    if kept_bytes is None:
-        grows = weight_VH.requires_grad and not in_place
-        kept_bytes = max(KEPT_BYTES, weight_VH.nbytes) if grows else KEPT_BYTES
+    if not torch.is_grad_enabled():  # `needs_input_grad` does not tell
+        kept_bytes = 0
     return _TokenLogprobs.apply(  # pyright: ignore
         hidden_MH, weight_VH, bias_V, target_N, rows, temperature, in_place, tile_size, kept_bytes
     )
@@ -87,7 +89,9 @@ class _TokenLogprobs(torch.autograd.Function):
         tiles = _tiles(len(hidden_MH), len(weight_VH), tile_size)
         num_slices = tiles[-1].slice_index + 1
         largest_SM, total_SM, expected_SM = hidden_MH.new_empty(3, num_slices, len(hidden_MH), dtype=_wide(hidden_MH))
-        picked_N = torch.empty_like(target_N, dtype=largest_SM.dtype)
+        picked_N = torch.full_like(
+            target_N, torch.nan, dtype=largest_SM.dtype
+        )  # a target outside the vocabulary stays so
         num_kept = _num_that_fit(tiles, kept_bytes // largest_SM.element_size()) if any(ctx.needs_input_grad) else 0
         kept = [largest_SM.new_empty(tile.shape) for tile in tiles[:num_kept]]
         others = _reused_memory(tiles[num_kept:], like=largest_SM)
@@ -101,7 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
         below_SM = largest_SM - largest_M
         weight_SM = below_SM.exp()
         total_M = _sum_in_order(total_SM * weight_SM)
-        expected_M = _sum_in_order((expected_SM + total_SM * below_SM) * weight_SM)
+        expected_M = _sum_in_order(expected_SM * weight_SM + total_SM * (below_SM * weight_SM))
         ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M)
         ctx.temperature, ctx.tiles, ctx.kept = temperature, tiles, kept
         ctx.summed_in = weight_VH if in_place else None
@@ -142,6 +146,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_weight is not None:
                 overwrites = ctx.summed_in is None and rows.start == 0
                 grad_weight[columns].addmm_(exponentials.T, scaled_MH[rows], beta=0 if overwrites else 1)
+        del exponentials, others
         grad_hidden.mul_(scale_M1).index_add_(0, row_N, weight_VH[target_N] * grad_N1)
         if grad_weight is not None:
             grad_weight.index_add_(0, target_N, (hidden_MH[row_N] * grad_N1).to(weight_VH.dtype))
@@ -202,8 +207,8 @@ def _write_statistics(logits: Tensor, largest: Tensor, total: Tensor, expected: 
     if can_be_fused(logits, logits.size(1)):
         return softmax_statistics(logits, largest, total, expected)
     for block, (top, total_part, expected_part) in _cached_blocks(logits, largest, total, expected):
-        torch.amax(block, dim=-1, out=top)
-        distances = block - top.unsqueeze(1)
+        torch.amax(block, dim=-1, out=top).clamp_(min=torch.finfo(top.dtype).min)
+        distances = (block - top.unsqueeze(1)).clamp_(min=_LEAST_EXPONENT)
         exponentials = distances.exp()
         torch.sum(exponentials, dim=-1, out=total_part)
         torch.linalg.vecdot(exponentials, distances, out=expected_part)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from polyrhythm.kernels.elementwise import can_be_fused
 from polyrhythm.training.logprobs import token_logprobs
 
-SIZES = [{"tile_size": (2, 5), "kept_bytes": 300}, {"tile_size": (100, 100), "kept_bytes": 0}, {}]
+SIZES = [{"tile_size": (2, 16), "kept_bytes": 600}, {"tile_size": (100, 100), "kept_bytes": 0}, {}]
 """Several tiles, some of which are kept; one that is not kept; the defaults, which keep it."""
 
 
@@ -18,7 +18,7 @@ def full_logits(hidden, weight, target, *, row=None, bias=None, temperature=1.0)
     return distribution.gather(1, target[:, None]).squeeze(1), entropy
 
 
-def example(num_rows=7, width=6, vocab_size=23, dtype=torch.float64, seed=0):
+def example(num_rows=7, width=6, vocab_size=71, dtype=torch.float64, seed=0):
     draw = torch.Generator().manual_seed(seed)
     hidden = torch.randn(num_rows, width, generator=draw, dtype=dtype).requires_grad_()
     weight = torch.randn(vocab_size, width, generator=draw, dtype=dtype).requires_grad_()
@@ -29,8 +29,8 @@ def example(num_rows=7, width=6, vocab_size=23, dtype=torch.float64, seed=0):
 @settings(max_examples=40, deadline=None)
 @given(
     num_rows=st.integers(1, 40),
-    tile_size=st.sampled_from([(1, 1), (3, 23), (7, 10), (16, 5), (100, 100)]),
-    kept_bytes=st.sampled_from([0, 300, 1500, 10**6]),
+    tile_size=st.sampled_from([(1, 16), (3, 100), (7, 32), (16, 16), (100, 48)]),
+    kept_bytes=st.sampled_from([0, 300, 5000, 10**6]),
     temperature=st.sampled_from([0.5, 1.0, 1.7]),
     with_bias=st.booleans(),
     seed=st.integers(0, 99),
@@ -114,17 +114,59 @@ def test_in_fp32_it_is_as_exact_by_a_kernel_as_by_operators(sizes, vocab_size, n
         assert (a - e).norm() < 1e-5 * e.norm()
 
 
-def test_what_is_not_a_number_is_not_hidden():
-    hidden, weight, _, target = example(num_rows=20, vocab_size=64, dtype=torch.float32)
+@pytest.mark.parametrize("vocab_size", [64, 71])
+@pytest.mark.parametrize("columns", [16, 100])
+def test_what_is_not_a_number_is_not_hidden(vocab_size, columns):
+    hidden, weight, _, target = example(num_rows=20, vocab_size=vocab_size, dtype=torch.float32)
     hidden.data[3, 2] = float("nan")
-    logprobs, entropy = token_logprobs(hidden, weight, target)
+    logprobs, entropy = token_logprobs(hidden, weight, target, tile_size=(100, columns))
     assert logprobs.isnan().nonzero().tolist() == entropy.isnan().nonzero().tolist() == [[3]]
+    weight.data[50, 1] = float("nan")
+    logprobs, entropy = token_logprobs(hidden, weight, target, tile_size=(100, columns))
+    assert logprobs.isnan().all() and entropy.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [float("-inf"), -3e38])
+def test_a_bias_can_mask_a_part_of_the_vocabulary(dtype, masked):
+    hidden, weight, bias, target = example(num_rows=20, vocab_size=64, dtype=dtype)
+    bias.data[16:40] = masked
+    target = target % 16
+    logprobs, entropy = token_logprobs(hidden, weight, target, bias_V=bias, tile_size=(100, 16))
+    allowed = [*range(16), *range(40, 64)]
+    expected, expected_entropy = full_logits(hidden, weight[allowed], target, bias=bias[allowed])
+    assert torch.allclose(logprobs, expected, atol=1e-5)
+    assert torch.allclose(entropy, expected_entropy, atol=1e-5)
+
+
+def test_a_target_outside_the_vocabulary_has_no_probability():
+    hidden, weight, _, target = example()
+    target[2], target[4] = 71, -1
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(hidden, weight, target)
+    assert logprobs.isnan().nonzero().flatten().tolist() == [2, 4]
+
+
+def test_as_many_logits_are_kept_as_memory_allows_and_none_without_gradients(monkeypatch):
+    hidden, weight, _, target = example(num_rows=20)
+    logprobs, _ = token_logprobs(hidden, weight, target, tile_size=(20, 16), kept_bytes=2 * 20 * 16 * 8)
+    kept = logprobs.grad_fn.kept
+    assert [tile.shape for tile in kept] == [(20, 16)] * 2
+    logprobs.sum().backward()
+    assert kept == []
+    fits = []
+    monkeypatch.setattr("polyrhythm.training.logprobs._num_that_fit", lambda _, numbers: fits.append(numbers) or 0)
+    with torch.no_grad():
+        token_logprobs(hidden, weight, target)
+    assert fits == [0]
 
 
 @pytest.mark.parametrize("vocab_size", [999, 1024])
 def test_a_few_rows_round_like_many(vocab_size):
     hidden, weight, _, target = example(num_rows=40, width=64, vocab_size=vocab_size, dtype=torch.float32)
     many = token_logprobs(hidden, weight, target, tile_size=(100, 160))
+    in_two = token_logprobs(hidden, weight, target, tile_size=(20, 160))
+    assert all(torch.equal(*pair) for pair in zip(in_two, many, strict=True))
     for num_rows in (1, 2, 3, 7, 17, 38):
         few = token_logprobs(hidden[:num_rows], weight, target[:num_rows], tile_size=(100, 160))
         assert all(torch.equal(f, m[:num_rows]) for f, m in zip(few, many, strict=True))
@@ -155,9 +197,10 @@ def test_the_entropy_carries_no_gradient():
     assert not entropy.requires_grad
 
 
-def test_large_logits_neither_overflow_nor_lose_the_answer():
-    hidden, weight, _, target = example(dtype=torch.float32)
-    actual, entropy = token_logprobs(hidden * 1e4, weight, target)
+@pytest.mark.parametrize("vocab_size", [64, 71])
+def test_large_logits_neither_overflow_nor_lose_the_answer(vocab_size):
+    hidden, weight, _, target = example(vocab_size=vocab_size, dtype=torch.float32)
+    actual, entropy = token_logprobs(hidden * 1e4, weight, target, tile_size=(100, 16))
     expected, _ = full_logits((hidden * 1e4).double(), weight.double(), target)
     assert torch.isfinite(entropy).all()
     assert torch.allclose(actual.double(), expected, rtol=1e-5)
