@@ -23,7 +23,7 @@ from polyrhythm.training.accumulate import gradient_of
 TILE_SIZE = (2_048, 8_192)
 """Most rows and columns of logits at a time, columns by multiples of LANES. A row's sum is that of its slices: their width is
 not chosen by the number of rows, so that a row's bits do not depend on those beside it."""
-KEPT_BYTES = 128 * 2**20
+KEPT_BYTES = 256 * 2**20
 """Of logits that wait for the backward pass."""
 _CACHE_BYTES = 2**22
 _LEAST_EXPONENT = (
