@@ -111,10 +111,10 @@ def read_plan(path: Path) -> ChaosPlan:
         return ChaosPlan(**tomllib.loads(path.read_text()))
     except OSError as error:
         raise UserError(f"cannot read the chaos plan {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {_explain(mistake)}" for mistake in error.errors())) from None
+    except ValueError as error:  # no TOML, or not even text
+        raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
 class Faults:

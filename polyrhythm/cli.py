@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import difflib
 import json
 import signal
 import sys
@@ -25,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         parser = _build_parser(chosen=arguments[0] if arguments else "")
-        parsed = parser.parse_args(arguments)
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            raise UserError(_explain_unknown(unknown[0], arguments[0]))
         return parsed.run(parsed)
     except UserError as error:
         _complain(str(error))
@@ -38,6 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # `polyrhythm ... | head`
         return 141
+
+
+def _explain_unknown(argument: str, command: str) -> str:
+    from polyrhythm.config import all_keys
+
+    name, close = argument.removeprefix("--").split("=")[0], []
+    if command == "train":
+        close = difflib.get_close_matches(name, all_keys(), n=1)
+    meant = f"did you mean --{close[0]}?" if close else f"`polyrhythm {command} --help` lists what there is"
+    return f"unknown argument {argument}: {meant}"
 
 
 def _build_parser(chosen: str) -> argparse.ArgumentParser:
@@ -105,16 +118,25 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
 def _train(parsed: argparse.Namespace) -> int:
     from polyrhythm.chaos import read_plan
     from polyrhythm.cluster.local import LocalRun
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.signals import signals_handled
     from polyrhythm.cluster.threads import cores_follow_demand, num_cores, plan_threads
-    from polyrhythm.config import load_config, load_resumed_config
+    from polyrhythm.config import load_config, load_resumed_config, read_flags
     from polyrhythm.observe.view import make_view
+    from polyrhythm.weights.pretrained import find_model
+    from polyrhythm.weights.snapshot import newest_whole_version
 
-    flags = parsed.flags(parsed_args=parsed)()
+    if parsed.resume and parsed.config:
+        raise UserError(
+            f"--resume goes on with the configuration in the run folder: give changes as flags instead of {parsed.config[0]}"
+        )
+    flags = read_flags(parsed.flags, parsed)
     config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     threads = plan_threads(config, num_cores())
     if parsed.chaos:
         read_plan(parsed.chaos)
     if parsed.dry_run:
+        check_run(config, find_model(config.model))
         print(json.dumps(config.model_dump(), indent=2))
         print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
               f"trainer ({threads.trainer} threads) on {num_cores()} cores"
@@ -122,7 +144,9 @@ def _train(parsed: argparse.Namespace) -> int:
         return 0
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
     folder.plan_faults(parsed.chaos)
-    with _interrupted_by(signal.SIGTERM):
+    if config.observe.view != "none":
+        print(f"run folder: {folder.path}", flush=True)
+    with signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
         view = make_view(config.observe.view, folder.path)
         outcome = "failed"
         try:
@@ -134,6 +158,8 @@ def _train(parsed: argparse.Namespace) -> int:
             raise
         finally:
             view.close(outcome)
+            if outcome != "finished" and newest_whole_version(folder.checkpoints):
+                print(f"go on with it: polyrhythm train --resume {folder.path}", file=sys.stderr)
     return 0
 
 
@@ -150,16 +176,24 @@ def _new_run(config: "Config") -> "RunFolder":
 def _reopen_run(run_dir: Path, config: "Config") -> "RunFolder":
     from polyrhythm.cluster.preflight import check_run
     from polyrhythm.cluster.run_folder import RunFolder
-    from polyrhythm.training.checkpoint import newest_checkpoint
+    from polyrhythm.weights.snapshot import newest_whole_version
 
     run = RunFolder(run_dir.resolve())
-    first_step = newest_checkpoint(run.path)
-    if first_step >= config.num_steps:
+    first_step = newest_whole_version(run.checkpoints)
+    # A run that ended while it saved its model has only that left to do.
+    if first_step > config.num_steps or (first_step == config.num_steps and run.trained_model.exists()):
         raise UserError(f"{run_dir} has finished its num_steps={config.num_steps}: give a larger --num_steps to go on")
     check_run(config, run.model_dir)
     run.reopen(config, first_step)
-    print(f"going on with {run_dir} at step {first_step + 1} of {config.num_steps}", flush=True)
+    print(f"going on with {run_dir} {_where(first_step, config.num_steps)}", flush=True)
     return run
+
+
+def _where(first_step: int, num_steps: int) -> str:
+    if first_step == num_steps:
+        return "after its last step, to save the model"
+    over = ": there is no checkpoint, so it starts over" if first_step == 0 else ""
+    return f"at step {first_step + 1} of {num_steps}{over}"
 
 
 def _fetch(parsed: argparse.Namespace) -> int:
@@ -170,6 +204,10 @@ def _fetch(parsed: argparse.Namespace) -> int:
 
 
 def _engine(parsed: argparse.Namespace) -> int:
+    if not 0 <= parsed.port <= 65535:
+        raise UserError(f"--port {parsed.port}: from 1 to 65535, or 0 for a free one")
+    if parsed.threads < 0:
+        raise UserError(f"--threads {parsed.threads}: at least 1, or 0 for all cores")
     if parsed.join:
         return _joining_engine(parsed)
     if (parsed.run_dir is None) == (parsed.model is None):
@@ -244,10 +282,11 @@ def _conductor(parsed: argparse.Namespace) -> int:
 
 
 def _trainer(parsed: argparse.Namespace) -> int:
+    from polyrhythm.cluster.signals import signals_handled
     from polyrhythm.train import run_trainer
 
     run, config = _join_run(parsed)
-    with _interrupted_by(signal.SIGTERM):
+    with signals_handled(signal.default_int_handler, signal.SIGTERM):
         run_trainer(run, config)
     return 0
 
@@ -277,16 +316,6 @@ def _serve(server: Coroutine[Any, Any, None]) -> int:
 
     asyncio.run(serve())
     return 0
-
-
-@contextlib.contextmanager
-def _interrupted_by(number: signal.Signals):
-    """Let this signal end a command the way Ctrl-C does."""
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
 
 
 def _complain(message: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
 
 from polyrhythm.errors import UserError
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class TaskConfig(Section):
@@ -23,7 +24,8 @@ class TaskConfig(Section):
     name: str = "addition"
     """A built-in task (addition, jsonl) or `module:Class`."""
     options: dict[str, Any] = {}
-    """The task's own options, such as {digits = 2} or {path = "problems.jsonl", reward = "my_rewards:score"}."""
+    """The task's own options, such as {digits = 2} or {path = "problems.jsonl", reward = "my_rewards:score"} in a file; as
+    a flag in JSON, {"digits": 2}, or digits=2."""
 
 
 class RolloutConfig(Section):
@@ -114,7 +116,8 @@ class TrainingConfig(Section):
     tokens_per_micro_batch: int = Field(default=4096, ge=1)
     """Token budget of one forward and backward pass."""
     updates_per_step: int = Field(default=1, ge=1)
-    """Optimizer updates per step; above 1 the old policy is kept for the probability ratio."""
+    """Optimizer updates per step; above 1 the old policy is kept for the probability ratio, and groups are divided among
+    updates in the order in which they reach the trainer (see `order`)."""
     share_prompt: Literal["auto", "always", "never"] = "auto"
     """Compute a prompt once for all its completions."""
     gradient_checkpointing: bool = False
@@ -253,31 +256,49 @@ def add_flags(parser: argparse.ArgumentParser) -> CliSettingsSource:
     )  # fmt: skip
 
 
+def read_flags(source: CliSettingsSource, parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was set by flags, nested like the configuration."""
+    try:
+        return source(parsed_args=parsed)()
+    except SettingsError as error:
+        raise UserError(f"{error}: write JSON, such as --task.options '{{\"digits\": 2}}', or digits=2") from None
+
+
 def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Config:
     """Defaults, then the TOML files in order, then the flags; a mistake is a UserError with one line per mistake."""
     merged: dict[str, Any] = {}
     for path in files:
         merged = _merge(merged, _read_toml(path))
-    merged = _merge(merged, flags or {})
+    return _checked(_merge(merged, flags or {}))
+
+
+def _checked(values: dict[str, Any]) -> Config:
     try:
-        return Config(**merged)
+        return Config(**values)
     except ValidationError as error:
         raise UserError("\n".join(_explain(mistake) for mistake in error.errors())) from None
 
 
-CHANGEABLE_ON_RESUME = {"num_steps", "cluster", "engine", "conductor", "observe", "reward"}
+CHANGEABLE_ON_RESUME = (
+    "num_steps", "cluster", "engine", "conductor", "observe", "reward", "training.learning_rate",
+    "training.max_grad_norm", "training.checkpoint_every", "training.threads",
+)  # fmt: skip
 
 
 def load_resumed_config(run_dir: Path, flags: dict[str, Any]) -> Config:
-    """The configuration of an earlier run with what may change without changing what is learnt."""
+    """The configuration of an earlier run with what may change while it goes on."""
     path = run_dir / "config.json"
-    if not path.exists():
-        raise UserError(f"--resume {run_dir} is not a run folder: it has no config.json")
-    if fixed := flags.keys() - CHANGEABLE_ON_RESUME:
-        raise UserError(
-            f"{sorted(fixed)[0]} cannot change on --resume: only {', '.join(sorted(CHANGEABLE_ON_RESUME))} can"
-        )
-    return Config(**_merge(json.loads(path.read_text()), flags))
+    for needed in (path, run_dir / "run.json"):
+        if not needed.exists():
+            raise UserError(f"--resume {run_dir} is not a run folder: it has no {needed.name}")
+    for key in _dotted_keys(flags):
+        if not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE_ON_RESUME):
+            raise UserError(f"{key} cannot change on --resume: only {', '.join(CHANGEABLE_ON_RESUME)} can")
+    try:
+        saved = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not what a run has written: {error}") from None
+    return _checked(_merge(saved, flags))
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -293,7 +314,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read configuration {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or not even text
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -303,6 +324,21 @@ def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         inner = merged.get(key)
         merged[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
     return merged
+
+
+def all_keys() -> list[str]:
+    """Every key of a configuration, dotted."""
+    return _dotted_keys({name: _keys_of(field.annotation) for name, field in Config.model_fields.items()})
+
+
+def _keys_of(annotation: Any) -> dict[str, None] | None:
+    is_section = isinstance(annotation, type) and issubclass(annotation, Section)
+    return dict.fromkeys(annotation.model_fields) if is_section else None
+
+
+def _dotted_keys(nested: dict[str, Any]) -> list[str]:
+    inner = {key: _dotted_keys(value) if isinstance(value, dict) else [] for key, value in nested.items()}
+    return [dotted for key, below in inner.items() for dotted in ([f"{key}.{rest}" for rest in below] or [key])]
 
 
 def _explain(mistake: Any) -> str:

@@ -5,8 +5,6 @@ reach every engine, all rollouts of the step come from exactly those weights, an
 each group as soon as it is finished, while the others are still being generated. One update closes the step.
 """
 
-from transformers import AutoTokenizer
-
 from polyrhythm.cluster.chaos import ChaosLane
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.threads import cores_follow_demand
@@ -15,7 +13,7 @@ from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.lane import Lane
 from polyrhythm.training.checkpoint import Checkpoints
-from polyrhythm.training.models import load_policy
+from polyrhythm.training.models import load_policy, save_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
@@ -43,7 +41,7 @@ def run_trainer(run: RunFolder, config: Config) -> None:
         trainer = Trainer(config, load_policy(run.model_dir), lane)
         if cores_follow_demand(config):
             ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)
-        checkpoints = Checkpoints(run.path, trainer, config.training.checkpoint_every)
+        checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
         if run.first_step > 0:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)
@@ -51,8 +49,8 @@ def run_trainer(run: RunFolder, config: Config) -> None:
     loader = RolloutLoader(client, config, lane=lane, first_step=run.first_step)
     train(loader, trainer, store, checkpoints, lane)
     with lane.doing("save"):
-        trainer.policy.save_pretrained(run.path / "model")
-        AutoTokenizer.from_pretrained(run.model_dir).save_pretrained(run.path / "model")
+        checkpoints.save_last(config.num_steps)
+        save_policy(trainer.policy, run.model_dir, run.trained_model)
 
 
 def _times(lane: Lane) -> dict[str, float]:

@@ -36,7 +36,9 @@ def engine_table(engines: list[dict[str, Any]]) -> Table:
 
 def add_engine(run: RunFolder) -> str:
     """Have the run's supervisor start one more engine on its machine; the name of that engine."""
-    request = run.request_engine(taken={engine["name"] for engine in _status(run)["engines"]})
+    known = {engine["name"] for engine in _status(run)["engines"]}
+    started = {path.stem for path in run.logs.glob("engine-*.log")}  # those that have not joined yet, too
+    request = run.request_engine(taken=known | started)
     until_s = time.monotonic() + HEARD_DEADLINE_S
     while request.exists():
         if time.monotonic() > until_s:
@@ -67,6 +69,8 @@ def _check_not_last(run: RunFolder, name: str) -> None:
 
 
 def _status(run: RunFolder) -> dict[str, Any]:
+    if not (run.path / "run.json").exists():
+        raise UserError(f"--run {run.path} is not a run folder: it has no run.json")
     try:
         return run.admin().status()
     except Unreachable:

@@ -1,5 +1,6 @@
 """All processes of a run on this machine: started, watched, ended together."""
 
+import signal
 import time
 from datetime import datetime
 from typing import Any
@@ -9,6 +10,7 @@ from polyrhythm.cluster.chaos import Reviver
 from polyrhythm.cluster.fleet import Fleet
 from polyrhythm.cluster.part import Part, start_part
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
@@ -77,15 +79,16 @@ class LocalRun:
         self.view.note(line)
 
     def close(self) -> None:
-        """Ask every part to end, then insist."""
-        if self.reviver:
-            self.reviver.close()
-        for part in self.parts:
-            part.ask_to_end()
-        until = time.monotonic() + END_DEADLINE_S
-        for part in self.parts:
-            part.end(max(0.1, until - time.monotonic()))
-        self.folder.remove_snapshots()
+        """Ask every part to end, then insist. It takes seconds: a second Ctrl-C must not leave processes behind."""
+        with signals_handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if self.reviver:
+                self.reviver.close()
+            for part in self.parts:
+                part.ask_to_end()
+            until = time.monotonic() + END_DEADLINE_S
+            for part in self.parts:
+                part.end(max(0.1, until - time.monotonic()))
+            self.folder.remove_snapshots()
 
     def _wait_for_conductor(self) -> None:
         assert self.conductor is not None

@@ -11,15 +11,18 @@ from polyrhythm.tokenizer import Tokenizer
 NUM_ENDLESS_CHECKED = 64
 
 
-def check_run(config: Config, model_dir: Path) -> None:
-    """Raise UserError, naming key, value and fix, for what would fail later."""
+def check_run(config: Config, model_dir: Path | None) -> None:
+    """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model."""
     task = make_task(config.task)
-    check_reward_importable(task.reward)
+    check_reward_importable(task.reward, config.reward.memory_mb)
+    if model_dir is None:
+        return
     tokenizer = Tokenizer(model_dir)
     limit = config.engine.context_length or tokenizer.context_length
     if config.engine.context_length > tokenizer.context_length:
         raise UserError(f"engine.context_length={config.engine.context_length} is more than the "
                         f"{tokenizer.context_length} tokens of model={config.model!r}: lower it")  # fmt: skip
+    or_longer = ", or raise engine.context_length" if limit < tokenizer.context_length else ""
     stream = ProblemStream(task, config.seed)
     for problem in stream.take(0, task.num_problems or NUM_ENDLESS_CHECKED):
         num_tokens = len(tokenizer.encode(problem.prompt))
@@ -27,5 +30,5 @@ def check_run(config: Config, model_dir: Path) -> None:
             raise UserError(
                 f"problem {problem.index} of task {config.task.name!r} has a prompt of {num_tokens} tokens; with "
                 f"rollout.max_tokens={config.rollout.max_tokens} that is longer than the context of {limit} tokens: "
-                "shorten the prompt, lower rollout.max_tokens, or raise engine.context_length"
+                f"shorten the prompt or lower rollout.max_tokens{or_longer}"
             )

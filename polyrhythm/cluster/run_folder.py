@@ -3,6 +3,7 @@
 import fcntl
 import itertools
 import json
+import math
 import os
 import secrets
 import shutil
@@ -30,6 +31,8 @@ class RunFolder:
         self.logs = path / "logs"
         self.processes = path / "processes"
         self.requests = path / "requests"
+        self.checkpoints = path / "checkpoints"
+        self.trained_model = path / "model"
 
     @classmethod
     def create(cls, config: Config, model_dir: Path) -> "RunFolder":
@@ -38,7 +41,7 @@ class RunFolder:
         for suffix in ["", *(f"-{number}" for number in range(2, 100))]:
             run = cls((parent / f"{stamp}{suffix}").resolve())
             try:
-                run.path.mkdir(parents=True)
+                run.path.mkdir(mode=0o700, parents=True)
                 break
             except FileExistsError:
                 continue
@@ -51,7 +54,11 @@ class RunFolder:
         run.processes.mkdir()
         save_config(config, run.path / "config.json")
         run._write_secret("tokens.json", {scope: secrets.token_urlsafe(32) for scope in SCOPES})
-        store_root = _choose_store_root(config, run.path, model_dir)
+        try:
+            store_root = _choose_store_root(config, run.path, model_dir)
+        except UserError:
+            shutil.rmtree(run.path)
+            raise
         run._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root), "first_step": 0})
         return run
 
@@ -154,7 +161,10 @@ class RunFolder:
 
     def _lock(self) -> None:
         """The folder belongs to this process until it ends, in whatever way."""
-        self._lock_file = open(self.path / "lock", "w")  # noqa: SIM115
+        try:
+            self._lock_file = open(self.path / "lock", "w")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,15 +190,29 @@ def free_engine_name(taken: set[str]) -> str:
 
 def _keep_steps_below(path: Path, first_step: int) -> None:
     if path.exists():
-        # The last line may be half written: the run may have been killed while it wrote.
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        kept = [line for line in lines if json.loads(line)["step"] < first_step]
-        path.write_text("".join(line + "\n" for line in kept))
+        # Bytes, because text would also be split at the line separators that a model may write.
+        kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) < first_step]
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_bytes(b"".join(line + b"\n" for line in kept))
+        os.replace(beside, path)
+
+
+def _step_of(line: bytes) -> float:
+    """Infinite for a line that is half written: the run may have been killed while it wrote."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return math.inf
 
 
 def _choose_store_root(config: Config, run_path: Path, model_dir: Path) -> Path:
     if config.weights.root:
-        return Path(config.weights.root).resolve() / run_path.name
+        root = Path(config.weights.root).resolve() / run_path.name
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"weights.root={config.weights.root!r} cannot be written: {error.strerror}") from None
+        return root
     num_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
     needed = (config.weights.keep + 1) * 2 * num_bytes  # fp32 snapshots of a model that may be stored in 16 bits
     _remove_orphans()

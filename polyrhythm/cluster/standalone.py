@@ -23,8 +23,6 @@ def standalone_engine(
         raise UserError(
             f"--host {host} is open to other machines: give --token-file FILE with the token they must send"
         )
-    if num_threads < 0:
-        raise UserError(f"--threads {num_threads}: at least 1, or 0 for all cores")
     tokens = None if token_file is None else {"generate": read_token(token_file)}
     model_dir = resolve_model(model)
     Tokenizer(model_dir)  # a folder without one could not answer: say so now, not at the first request

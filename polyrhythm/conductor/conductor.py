@@ -81,7 +81,7 @@ class Conductor:
         self.failure: str | None = None
         self.trainer = TrainerReport(doing="start", spans=[])
         self.trainer_since_s = time.monotonic()
-        self.history: dict[str, list[float]] = {"reward": [], "accuracy": []}
+        self.history: dict[str, list[float | None]] = {"reward": [], "accuracy": []}
         self.last_metrics: dict[str, float] = {}
         self.last_samples: list[dict[str, Any]] = []
         self._problems = problems
@@ -92,6 +92,7 @@ class Conductor:
             config.conductor.request_deadline_s,
             config.conductor.max_attempts,
             config.conductor.hedge_groups,
+            config.engine.start_deadline_s,
         )
         self._vocab_size = vocab_size
         self._scorer = scorer
@@ -205,7 +206,7 @@ class Conductor:
         self.last_metrics = step.metrics
         self.last_samples = self._samples(step)
         self.history["reward"].append(step.metrics["reward/mean"])
-        self.history["accuracy"].append(step.metrics["reward/accuracy"])
+        self.history["accuracy"].append(step.metrics.get("reward/accuracy"))
         self._writer.write(step.version, step.metrics)
         self._writer.write_samples(step.version, self.last_samples)
         self._journal.forget_groups_before(step.version)
@@ -213,7 +214,8 @@ class Conductor:
 
     def report(self, report: TrainerReport) -> None:
         """What the trainer does now, and what it has done."""
-        if report.doing != self.trainer.doing or report.spans:
+        # To have waited is no event: the trainer waits in short polls, for ever if nothing comes.
+        if report.doing != self.trainer.doing or any(span.what != "wait" for span in report.spans):
             self._event()
         if report.doing != self.trainer.doing:
             self.trainer_since_s = time.monotonic()
@@ -235,7 +237,7 @@ class Conductor:
             version=version,
             cursor=cursor,
             problems=self._problems.take(cursor, rollout.groups_per_step),
-            ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size),
+            ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size, rollout.max_tokens),
             order=self.config.order,
             opened_at_s=time.monotonic(),
         )
@@ -262,7 +264,7 @@ class Conductor:
             )  # fmt: skip
             await dispatcher.run()
             if step.num_scored == 0:
-                raise RunError(f"every reward of step {step.version} failed, for example: {step.reward_errors[0]}")
+                raise RunError(f"every reward of step {step.version + 1} failed, for example: {step.reward_errors[0]}")
         except RunError as error:
             self.fail(str(error))
         except Exception as error:  # a defect of ours: say it everywhere instead of leaving the trainer to wait
@@ -311,7 +313,8 @@ class Conductor:
             self.fail(f"no engine could serve version {step.version} for {deadline_s:g} s: {said}")
 
     def _check_for_stall(self) -> None:
-        waited_s = time.monotonic() - self._last_event_s
+        generated_s = max((engine.progress_at_s for engine in self.pool.present if engine.flights), default=0.0)
+        waited_s = time.monotonic() - max(self._last_event_s, generated_s)
         deadline_s = self.config.conductor.stall_deadline_s
         if self.step is None:  # engines and trainer are starting, which has a deadline of its own
             deadline_s = max(deadline_s, self.config.engine.start_deadline_s)

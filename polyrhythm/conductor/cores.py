@@ -89,6 +89,7 @@ class CoreBalance:
 
 def _is_on_this_host(url: str) -> bool:
     try:
-        return ip_address(urlsplit(url).hostname or "").is_loopback
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return urlsplit(url).hostname == "localhost"
+        return False

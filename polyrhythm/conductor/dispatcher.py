@@ -48,6 +48,8 @@ class RequestSettings:
     deadline_s: float
     max_attempts: int
     hedge_groups: int
+    patience_s: float
+    """A request that every serving engine refuses waits this long for engines that do not serve now."""
 
 
 class Dispatcher:
@@ -102,6 +104,8 @@ class Dispatcher:
             elif self._is_refused_by_all(work):
                 self._queue.pop()
                 self._replace(work, "every engine refuses it")
+            elif work.refused_by and not self._willing(work):
+                self._queue.put_back(self._queue.pop(), now_s)
             else:
                 return
 
@@ -134,6 +138,9 @@ class Dispatcher:
             reply = await self._ask(flight, self._request(work, problem, prompt_ids, indices))
             self._enter(work.position, indices, reply)
         except EngineError as error:
+            if error.refused:
+                work.refused_by.add(flight.engine.name)
+                work.refused_since_s = min(work.refused_since_s, time.monotonic())
             self._judge(flight, error)
             if not work.is_finished and not self._flights.get(work.position):
                 self._try_again(work, flight, error)
@@ -208,17 +215,24 @@ class Dispatcher:
     def _try_again(self, work: Work, flight: Flight, error: EngineError) -> None:
         work.num_attempts += 1
         work.avoid = flight.engine.name
-        if error.refused:
-            work.refused_by.add(flight.engine.name)
         self._step.num_retries += 1
         if work.num_attempts < self._settings.max_attempts and not self._is_refused_by_all(work):
             self._queue.put_back(work, time.monotonic())
         else:
             self._replace(work, f"at last with {flight.engine.name}: {error}")
 
+    def _willing(self, work: Work) -> set[str]:
+        """The engines that serve the step and have not refused this work."""
+        return self._pool.names_serving(self._step.version) - work.refused_by
+
     def _is_refused_by_all(self, work: Work) -> bool:
-        serving = self._pool.names_serving(self._step.version)
-        return bool(serving) and serving <= work.refused_by
+        """By those that serve, and by the others too unless they stay away for long: one may be restarting."""
+        if self._willing(work):
+            return False
+        names = {engine.name for engine in self._pool.present if not engine.health.is_leaving}
+        if names and names <= work.refused_by:
+            return True
+        return time.monotonic() - work.refused_since_s > self._settings.patience_s
 
     def _replace(self, work: Work, reason: str) -> None:
         problem = self._step.problems[work.position]
@@ -242,5 +256,8 @@ class Dispatcher:
             ]
         results = [score.result() for score in scores]
         self._step.num_scored += sum(result.reward is not None for result in results)
-        self._step.reward_errors += [result.error for result in results if result.error is not None]
+        errors = [result.error for result in results if result.error is not None]
+        for error in sorted(set(errors)):
+            log.warning("problem %d: %d of its rewards failed: %s", problem.index, errors.count(error), error)
+        self._step.reward_errors += errors
         return [result.reward for result in results]

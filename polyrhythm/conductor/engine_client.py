@@ -77,7 +77,7 @@ class HttpEngineClient:
                 answer = await read_limited(response)
         except TimeoutError as error:
             raise EngineError(f"{method} {path} was not answered within {deadline_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: an address that is none
             raise EngineError(f"{method} {path} failed: {type(error).__name__}: {error}") from error
         if response.status != 200:
             said = answer.decode(errors="replace")[:MAX_ERROR_CHARS]

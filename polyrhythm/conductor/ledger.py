@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 class Ledger:
     """Expects `group_size` rollouts of each of `num_groups` positions; the first valid completion of each id counts."""
 
-    def __init__(self, version: int, num_groups: int, group_size: int, vocab_size: int):
+    def __init__(self, version: int, num_groups: int, group_size: int, vocab_size: int, max_tokens: int):
         self.version = version
         self.num_groups = num_groups
         self.group_size = group_size
@@ -29,6 +29,7 @@ class Ledger:
         self.num_malformed = 0
         self.num_violations = 0
         self._vocab_size = vocab_size
+        self._max_tokens = max_tokens
         self._completions: dict[int, list[Completion | None]] = {}
 
     @property
@@ -85,6 +86,8 @@ class Ledger:
         token_ids, logprobs = completion.token_ids, completion.rollout_logprobs
         if not token_ids:
             return "the completion is empty"
+        if len(token_ids) > self._max_tokens:
+            return f"{len(token_ids)} tokens where {self._max_tokens} were asked for at most"
         if len(token_ids) != len(logprobs):
             return f"{len(token_ids)} token ids and {len(logprobs)} log-probabilities"
         if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:

@@ -12,6 +12,7 @@ from polyrhythm.conductor.engine_state import EngineHealth, EngineState
 from polyrhythm.wire import EngineStatus, Span
 
 MAX_SPANS = 2000
+MAX_GONE = 64
 
 
 @dataclass(eq=False)
@@ -96,6 +97,9 @@ class EnginePool:
                 self.lose(old)  # a quick restart may come before anybody has noticed the death
             self.dismiss(old, "an engine of the same name has joined")
         self._engines[engine.name] = engine
+        gone = [name for name, known in self._engines.items() if known.health.state is EngineState.GONE]
+        for name in gone[:-MAX_GONE]:
+            del self._engines[name]
         self.changed.set()
 
     def dismiss(self, engine: Engine, cause: str, for_good: bool = False) -> None:

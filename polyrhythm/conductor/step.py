@@ -81,6 +81,7 @@ class Step:
             not expected
             or self.problems[group.position].index != group.problem_index
             or group.position in self.finished
+            or all(rollout.reward is None for rollout in group.rollouts)  # the reward may have been mended since
         ):
             return False
         for rollout in group.rollouts:

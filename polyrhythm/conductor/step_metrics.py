@@ -10,7 +10,8 @@ CORRECT_ABOVE = 0.5
 def step_metrics(step: Step, now_s: float) -> dict[str, float]:
     """The metrics of a step whose groups are all in.
 
-    `reward/accuracy` is the fraction of scored rollouts with a reward above 0.5: right for 0 and 1, and -1 and 1.
+    `reward/accuracy` is the fraction of scored rollouts with a reward above 0.5: right for 0 and 1, and -1 and 1. Rewards
+    beyond that have none.
     """
     groups = list(step.finished.values())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -23,7 +24,7 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
     return {
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
-        "reward/accuracy": fmean(reward > CORRECT_ABOVE for reward in rewards) if rewards else 0.0,
+        **_accuracy(rewards),
         "reward/excluded": len(rollouts) - len(rewards),
         "groups/zero_variance": sum(
             len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) < 2 for group in groups
@@ -42,3 +43,9 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
         "dispatch/hedged": step.num_hedged,
         "groups/replaced": step.num_replaced,
     }
+
+
+def _accuracy(rewards: list[float]) -> dict[str, float]:
+    if not rewards or not all(-1 <= reward <= 1 for reward in rewards):
+        return {}
+    return {"reward/accuracy": fmean(reward > CORRECT_ABOVE for reward in rewards)}

@@ -20,6 +20,7 @@ class Work:
     """The engine that failed it last: another one is preferred."""
     refused_by: set[str] = field(default_factory=set)
     """Engines that called the request itself wrong: they are not asked again."""
+    refused_since_s: float = math.inf
     is_finished: bool = False
 
 
@@ -63,6 +64,7 @@ class WorkQueue:
         work.num_attempts = 0
         work.avoid = ""
         work.refused_by = set()
+        work.refused_since_s = math.inf
         self._make_ready(work.position)
 
     def seconds_to_next(self, now_s: float) -> float:

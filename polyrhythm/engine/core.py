@@ -20,7 +20,7 @@ from torch import Tensor
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.batch import DecodeBatch, draws_of
 from polyrhythm.engine.model_runner import ModelRunner, Part
-from polyrhythm.engine.refusals import Busy, EngineFailed, Refused, WrongVersion
+from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, WrongVersion
 from polyrhythm.engine.sampler import Draws, Sampler
 from polyrhythm.engine.scheduler import ActiveRequest, NewToken, Scheduler
 from polyrhythm.engine.stops import StopStrings
@@ -28,6 +28,7 @@ from polyrhythm.weights.store import WeightStore
 from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest
 
 NO_VERSION = -1
+MAX_THREADS = 1024
 _CLOSE_DEADLINE_S = 30.0
 _IDLE_WAIT_S = 1.0
 # The cache is virtual memory until it is used; this share of the free memory is never exceeded by default.
@@ -71,6 +72,7 @@ class InferenceEngine:
         self._num_threads = config.threads or os.cpu_count() or 1
         self._failure: str | None = None
         self._failed: Future[str] = Future()
+        self._loading = asyncio.Lock()
         self._replies: dict[Future[GenerateReply], int] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -103,30 +105,34 @@ class InferenceEngine:
         self._replies[reply] = len(request.seeds)
         reply.add_done_callback(lambda done: self._replies.pop(done))
         deliver = partial(asyncio.get_running_loop().call_soon_threadsafe, on_tokens) if on_tokens else None
-        self._inbox.put(lambda: self._scheduler.add(ActiveRequest(request, reply, deliver)))
+        active = ActiveRequest(request, reply, deliver)
+        self._inbox.put(lambda: self._scheduler.add(active))
         return await asyncio.wrap_future(reply)
 
     async def load(self, version: int) -> None:
-        """Load and verify a version from the weight store; meanwhile, and after a failure, the engine holds none."""
+        """Load and verify a version from the weight store; meanwhile, and after a failure, the engine holds none.
+
+        Requests that still run belong to a version that nobody trains any more: they end here.
+        """
         self._check_alive()
         if self._store is None:
             raise Refused("this engine serves a model folder and has no weight store to load from")
-        if self._replies:
-            raise Busy(f"{len(self._replies)} requests are running; weights are loaded between them")
-        self._policy_version = NO_VERSION
         store = self._store
 
         def load() -> None:
+            self._end_all(Reloading, f"version {version} is being loaded: ask again")
             store.load_into(self._runner.model, version)
             self._runner.refresh()
 
-        await self._on_compute_thread(load)
-        self._policy_version = version
+        async with self._loading:
+            self._policy_version = NO_VERSION  # from here on nothing new is taken
+            await self._on_compute_thread(load)
+            self._policy_version = version
 
     def set_threads(self, num_threads: int) -> None:
         """Use this many CPU threads from the next decoding step on."""
-        if num_threads < 1:
-            raise Refused(f"threads={num_threads}: at least 1")
+        if not 1 <= num_threads <= MAX_THREADS:
+            raise Refused(f"threads={num_threads}: from 1 to {MAX_THREADS}")
         self._num_threads = num_threads
         self._inbox.put(lambda: torch.set_num_threads(num_threads))
 
@@ -190,8 +196,8 @@ class InferenceEngine:
 
     def _compute(self) -> None:
         """The compute thread: consumes the inbox, produces replies, waits for work, is unblocked by the inbox."""
-        torch.set_num_threads(self._num_threads)
         try:
+            torch.set_num_threads(self._num_threads)
             while not self._closing.is_set():
                 self._receive()
                 self._drop_abandoned()
@@ -226,9 +232,13 @@ class InferenceEngine:
         self._failure = reason
         while not self._inbox.empty():
             self._inbox.get()()
+        self._end_all(EngineFailed, reason)
+
+    def _end_all(self, refusal: type[Refused], reason: str) -> None:
         for request in self._scheduler.unfinished():
             self._scheduler.retire(request)
-            _answer(request.reply.set_exception, EngineFailed(reason))
+            _answer(request.reply.set_exception, refusal(reason))
+        self._batch = self._draws = None
 
     @torch.inference_mode()
     def _step(self) -> None:

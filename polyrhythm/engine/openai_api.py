@@ -157,7 +157,7 @@ class OpenAiApi:
         for prompt in prompts:
             self._check_length(prompt, max_tokens)
         reply_id = f"{shape.id_prefix}{uuid.uuid4().hex}"
-        sampling = asked.sampling(max_tokens)
+        sampling = asked.sampling(max_tokens, tokenizer.eos_token_ids)
         parts = [GenerateRequest(reply_id, version, prompt, asked.seeds(), sampling) for prompt in prompts]
         return Job(asked, parts, ReplyFrame(shape, reply_id, int(time.time()), self._model_name, version), tokenizer)
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from polyrhythm.engine.refusals import Refused
+from polyrhythm.engine.scheduler import MAX_ID, SMALLEST_TOP_P
 from polyrhythm.types import ChatMessage, Sampling, rollout_seed
 
 MAX_COMPLETIONS = 2048
@@ -36,7 +37,6 @@ _REASONS = {
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # Logits divided by less than this leave the range of numbers; the most likely token wins long before.
 _GREEDY_BELOW = 1e-4
-_SMALLEST_TOP_P = 1e-6
 R = TypeVar("R", bound="SamplingParameters")
 
 
@@ -69,7 +69,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=128)] = 1
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1)] = 0
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_ID)] = 0
     stop: str | Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(max_length=16)] = []
     seed: int | None = None
     stream: bool = False
@@ -85,13 +85,14 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int) -> Sampling:
+    def sampling(self, max_tokens: int, stop_token_ids: tuple[int, ...]) -> Sampling:
         return Sampling(
             max_tokens=max_tokens,
             temperature=self.temperature if self.temperature >= _GREEDY_BELOW else 0.0,
-            top_p=max(self.top_p, _SMALLEST_TOP_P),
+            top_p=max(self.top_p, SMALLEST_TOP_P),
             top_k=max(self.top_k, 0),
             stop=self.stops,
+            stop_token_ids=stop_token_ids,
         )
 
     def seeds(self) -> list[int]:
@@ -165,7 +166,7 @@ def read_request(body: bytes, kind: type[R]) -> R:
     """The checked request; `BadParameter` names the parameter that is wrong."""
     try:
         given = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise Refused("the body must be a JSON object")

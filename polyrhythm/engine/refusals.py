@@ -22,10 +22,10 @@ class WrongVersion(Refused):
     status = 409
 
 
-class Busy(Refused):
-    """Weights are loaded only while no request runs."""
+class Reloading(Refused):
+    """The weights that the request began with are being replaced; asked again, it gets the new ones."""
 
-    status = 409
+    status = 503
 
 
 class TookTooLong(Refused):

@@ -18,6 +18,8 @@ from polyrhythm.wire import GenerateReply, GenerateRequest
 PREFILL_CHUNK = 256
 # Matrix products gain little beyond this many rows; a pass with more would only keep others waiting.
 ROWS_PER_PASS = 64
+MAX_ID = 2**31 - 1
+SMALLEST_TOP_P = 1e-6
 _SEED_MASK = 2**64 - 1
 
 
@@ -118,8 +120,16 @@ class Scheduler:
             raise Refused("a request needs prompt ids, at least one seed and max_tokens of at least 1")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
             raise Refused(f"prompt ids must be from 0 to {self.vocab_size - 1}")
-        if not sampling.temperature >= 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise Refused("temperature must not be negative, top_p above 0 and at most 1, top_k not negative")
+        if (
+            not sampling.temperature >= 0
+            or not SMALLEST_TOP_P <= sampling.top_p <= 1
+            or not 0 <= sampling.top_k <= MAX_ID
+        ):
+            raise Refused(
+                f"temperature must not be negative, top_p from {SMALLEST_TOP_P:g} to 1, top_k from 0 to {MAX_ID}"
+            )
+        if not all(0 <= token_id <= MAX_ID for token_id in sampling.stop_token_ids):
+            raise Refused(f"stop token ids must be from 0 to {MAX_ID}")
         if prompt_length + sampling.max_tokens > self.context_length:
             raise TooLarge(
                 f"prompt of {prompt_length} and max_tokens={sampling.max_tokens} exceed "

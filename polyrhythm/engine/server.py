@@ -146,7 +146,7 @@ def _needs(scope: str, handler: Handler) -> Handler:
         if tokens is None and scope == "generate":
             request.app[DOORKEEPER].admit(request)
             return await handler(request)
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         matching = [
             name for name, token in (tokens or {}).items() if hmac.compare_digest(given, f"Bearer {token}".encode())
         ]

@@ -1,5 +1,6 @@
 """Stop strings: has the token just drawn completed one?"""
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ class StopStrings:
         self._vocab_size = vocab_size
         self._tokenizer = None
         self._pieces: list[str] = []
+        self._preparing = threading.Lock()  # requests prepare on threads of their own
         self._may_complete = lru_cache(maxsize=64)(self._tokens_that_may_complete)
 
     def prepare(self, stops: tuple[str, ...]) -> None:
@@ -29,16 +31,21 @@ class StopStrings:
             return
         if not all(stops):
             raise Refused("a stop string must not be empty")
-        if self._tokenizer is None:
-            from transformers import AutoTokenizer
+        with self._preparing:
+            if self._tokenizer is None:
+                self._load_tokenizer()
+            self._may_complete(stops)
 
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(self._model_dir)
-            except (OSError, ValueError) as error:
-                raise Refused("stop strings need a tokenizer, and the model folder has none") from error
-            known = min(self._vocab_size, len(self._tokenizer))
-            self._pieces = self._tokenizer.batch_decode([[token] for token in range(known)])
-        self._may_complete(stops)
+    def _load_tokenizer(self) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self._model_dir)
+        except (OSError, ValueError) as error:
+            raise Refused("stop strings need a tokenizer, and the model folder has none") from error
+        known = min(self._vocab_size, len(tokenizer))
+        self._pieces = tokenizer.batch_decode([[token] for token in range(known)])
+        self._tokenizer = tokenizer
 
     def completed(self, tokens: NDArray[np.int64], stops: tuple[str, ...]) -> Sequence[int]:
         """The rows of [rows, length] token ids whose last token completes one of the strings."""

@@ -3,6 +3,7 @@
 Without a working C compiler there are none; callers then use torch operators.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -52,7 +53,8 @@ def load_kernel(name: str, **constants: int) -> ctypes.CDLL | None:
             _compile([*command, *arguments], source, library)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
-        library.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # one that is there and cannot be loaded is compiled again the next time
+            library.unlink()
         reason = getattr(error, "stderr", None) or str(error)
         log.warning("kernel %s cannot be compiled (%s): torch operators are used", name, reason.strip())
         return None

@@ -1,6 +1,6 @@
 """What a training loop sees of inference: steps, and in each step the micro-batches of finished groups.
 
-loader = RolloutLoader(conductor_url, token, config)
+loader = RolloutLoader(conductor_url, config, token=token)
 for step in loader.steps():                 # engines hold policy v{step.version}, verified
     for update in step.updates():           # one, unless training.updates_per_step says more
         for micro_batch in update:          # groups as they finish, with advantages

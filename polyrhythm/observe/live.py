@@ -97,6 +97,8 @@ def _last_step(last: dict[str, Any]) -> str:
         ("onpolicy/violations", "off-policy {:.0f}"),
     )
     values = [form.format(last[key]) for key, form in shown if last.get(key) is not None]
+    if excluded := last.get("reward/excluded"):
+        values.append(f"{excluded:.0f} rewards failed")
     return "last step  " + (", ".join(values) if values else "none yet")
 
 

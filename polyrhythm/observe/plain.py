@@ -65,4 +65,6 @@ def step_line(record: dict[str, Any], num_steps: int) -> str:
     """The step counted from one, and the metrics that are there."""
     number = record["step"] + 1
     values = [f"{name} {record[key]:{form}}" for key, name, form in COLUMNS if record.get(key) is not None]
+    if excluded := record.get("reward/excluded"):
+        values.append(f"excluded {excluded:.0f} (rewards that failed: logs/conductor.log)")
     return "  ".join([f"step {number}/{num_steps}" if num_steps else f"step {number}", *values])

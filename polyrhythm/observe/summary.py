@@ -16,6 +16,7 @@ PLACES = {
     "model": "the trained model",
     "logs": "one log file per process",
 }
+_NAME_WIDTH = max(map(len, PLACES)) + 2
 
 
 def summary(run_dir: Path, outcome: str, width: int = 80) -> RenderableType:
@@ -28,12 +29,16 @@ def summary(run_dir: Path, outcome: str, width: int = 80) -> RenderableType:
     if records and rewards == accuracies:
         parts.append(plot_text("accuracy (and reward)", accuracies, plot_width))
     elif records:
-        parts.append(plot_text("accuracy", accuracies, plot_width, height=5))
+        if any(accuracy is not None for accuracy in accuracies):
+            parts.append(plot_text("accuracy", accuracies, plot_width, height=5))
         parts.append(plot_text("reward", rewards, plot_width, height=5))
-    parts.extend(
-        Text(f"{run_dir / name}  {what}", overflow="fold") for name, what in PLACES.items() if (run_dir / name).exists()
-    )
+    parts.append(Text(f"run folder: {run_dir}", overflow="fold"))
+    parts.extend(Text(f"  {name:<{_NAME_WIDTH}}{what}") for name, what in PLACES.items() if _is_there(run_dir / name))
     return Group(*parts)
+
+
+def _is_there(path: Path) -> bool:
+    return path.is_dir() or (path.is_file() and path.stat().st_size > 0)
 
 
 def _steps(num_steps: int) -> str:

@@ -31,6 +31,10 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
         function = import_attribute(module_name, function_name)
     except AttributeError as error:
         raise UserError(f"reward {spec!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"reward {spec!r} cannot be imported: {error}: is it in the working directory, or in PYTHONPATH?"
+        ) from error
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise UserError(f"reward {spec!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):

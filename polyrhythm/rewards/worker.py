@@ -17,6 +17,7 @@ from typing import Any
 from polyrhythm.errors import UserError
 from polyrhythm.rewards import resolve_reward
 from polyrhythm.rewards.frames import Hello, RewardResult, ScoreRequest, pack_frame, read_frame
+from polyrhythm.types import ChatMessage
 
 MAX_ERROR_CHARS = 500
 MAX_FILE_BYTES = 2**30
@@ -73,7 +74,7 @@ def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardRe
         offered = {name: [value] for name, value in request.columns.items()}
         offered |= {
             "prompts": [request.prompt],
-            "completions": [request.completion_text],
+            "completions": [_in_the_form_of(request.prompt, request.completion_text)],
             "completion_ids": [request.completion_ids],
         }
         try:
@@ -86,6 +87,11 @@ def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardRe
             return RewardResult(reward=None, error=said.encode(errors="replace").decode())
 
     return score
+
+
+def _in_the_form_of(prompt: str | list[ChatMessage], text: str) -> str | list[ChatMessage]:
+    """Text after text; the assistant's message after messages."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
 def single_number(result: Any) -> float:

@@ -1,5 +1,6 @@
 """Problems from a file: one JSON object per line, with a prompt and whatever the reward function needs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ class JsonlTask:
     """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to `reward` as columns."""
 
     path: str = Field(min_length=1)
-    reward: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
+    reward: str
     prompt_key: str = Field("prompt", min_length=1)
 
     stop = ()
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+(\.\w+)*:\w+", self.reward):
+            raise UserError(f"task.options.reward={self.reward!r} is wrong: it is not of the form module:function")
         self._problems = read_problems(Path(self.path).expanduser(), self.prompt_key)
 
     @property
@@ -40,7 +43,8 @@ def read_problems(path: Path, prompt_key: str) -> list[Problem]:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
-        raise UserError(f"task.options.path={str(path)!r} cannot be read: {error.strerror}") from error
+        where = "" if path.is_absolute() else f" in the working directory {Path.cwd()}"
+        raise UserError(f"task.options.path={str(path)!r} cannot be read{where}: {error.strerror}") from error
     problems: list[Problem] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():

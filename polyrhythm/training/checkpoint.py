@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
+from polyrhythm.errors import RunError
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import SnapshotError, WeightStore, weights_of
 
-FOLDER = "checkpoints"
 NUM_KEPT = 2
 
 
 class Checkpoints:
     """The checkpoints of one run. `save` after a step is committed; `load` before training goes on."""
 
-    def __init__(self, run_dir: Path, trainer: Trainer, every: int = 1):
-        self.store = WeightStore(run_dir / FOLDER, keep=NUM_KEPT)
+    def __init__(self, root: Path, trainer: Trainer, every: int = 1):
+        self.store = WeightStore(root, keep=NUM_KEPT)
         self.trainer = trainer
         self.every = every
 
@@ -27,11 +27,21 @@ class Checkpoints:
             with self.trainer.lane.doing("checkpoint"):
                 self.save(version)
 
+    def save_last(self, version: int) -> None:
+        """At the end of a run, which can then be given more steps."""
+        if self.every and version % self.every:
+            self.save(version)
+
     def save(self, version: int) -> None:
         self.store.publish_tensors(self._tensors(), version)
 
     def load(self, version: int) -> None:
-        self.store.load_into_tensors(tensors := self._tensors(), version)
+        try:
+            self.store.load_into_tensors(tensors := self._tensors(), version)
+        except SnapshotError as error:
+            raise RunError(
+                f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
+            ) from None
         self.trainer.optimizer.num_updates = int(tensors["num_updates"])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -41,15 +51,3 @@ class Checkpoints:
             **{f"adamw.{name}": tensor for name, tensor in optimizer.moments().items()},
             "num_updates": torch.tensor(optimizer.num_updates, dtype=torch.int64),
         }
-
-
-def newest_checkpoint(run_dir: Path) -> int:
-    """The version to go on from: that of the newest checkpoint with an intact manifest, or 0, the start."""
-    store = WeightStore(run_dir / FOLDER)
-    for version in reversed(store.versions()):
-        try:
-            store.read_manifest(version)
-            return version
-        except SnapshotError:
-            continue
-    return 0

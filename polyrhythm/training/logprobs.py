@@ -8,6 +8,7 @@ every slice of rows.
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,9 +27,8 @@ not chosen by the number of rows, so that a row's bits do not depend on those be
 KEPT_BYTES = 256 * 2**20
 """Of logits that wait for the backward pass."""
 _CACHE_BYTES = 2**22
-_LEAST_EXPONENT = (
-    -86.0
-)  # as in the kernel: what is smaller adds nothing to a sum that has a 1, and infinite times zero is no number
+# As in the kernel: what is smaller adds nothing to a sum that has a 1, and infinite times zero is no number.
+_LEAST_EXPONENT = -86.0
 # Matrix libraries round products of one to three rows differently, others of up to fifteen: a lone completion's head meets
 # rows of zeros besides its own, so that its bits are those it has among others.
 _MIN_ROWS = 16
@@ -71,6 +71,10 @@ class _Tile(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
+    @property
+    def num_logits(self) -> int:
+        return math.prod(self.shape)
+
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
@@ -89,9 +93,8 @@ class _TokenLogprobs(torch.autograd.Function):
         tiles = _tiles(len(hidden_MH), len(weight_VH), tile_size)
         num_slices = tiles[-1].slice_index + 1
         largest_SM, total_SM, expected_SM = hidden_MH.new_empty(3, num_slices, len(hidden_MH), dtype=_wide(hidden_MH))
-        picked_N = torch.full_like(
-            target_N, torch.nan, dtype=largest_SM.dtype
-        )  # a target outside the vocabulary stays so
+        # A target outside the vocabulary stays no number.
+        picked_N = torch.full_like(target_N, torch.nan, dtype=largest_SM.dtype)
         num_kept = _num_that_fit(tiles, kept_bytes // largest_SM.element_size()) if any(ctx.needs_input_grad) else 0
         kept = [largest_SM.new_empty(tile.shape) for tile in tiles[:num_kept]]
         others = _reused_memory(tiles[num_kept:], like=largest_SM)
@@ -130,11 +133,10 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias_V) if ctx.needs_input_grad[2] else None
         kept, ctx.kept = ctx.kept, []  # a second pass over the same graph computes all of them again
         others = _reused_memory(ctx.tiles[len(kept) :], like=total_M)
-        kept.reverse()
         for tile in ctx.tiles:
             rows, columns, _ = tile
             if kept:
-                exponentials = kept.pop()
+                exponentials = kept.pop(0)
             else:
                 exponentials = next(others)
                 _write_logits(exponentials, hidden_MH, weight_VH, bias_V, ctx.temperature, tile)
@@ -176,16 +178,14 @@ def _even_slices(length: int, longest: int, multiple_of: int = 1) -> list[slice]
 
 def _num_that_fit(tiles: Sequence[_Tile], max_numbers: int) -> int:
     """How many tiles from the first on have no more numbers together."""
-    sums = itertools.accumulate(num_rows * num_columns for num_rows, num_columns in (tile.shape for tile in tiles))
-    return sum(numbers <= max_numbers for numbers in sums)
+    return sum(numbers <= max_numbers for numbers in itertools.accumulate(tile.num_logits for tile in tiles))
 
 
 def _reused_memory(tiles: Sequence[_Tile], like: Tensor) -> Iterator[Tensor]:
     """The same memory for one tile after the other: fresh memory for each costs a tenth of the time in page faults."""
-    memory = like.new_empty(max((rows * columns for rows, columns in (tile.shape for tile in tiles)), default=0))
+    memory = like.new_empty(max((tile.num_logits for tile in tiles), default=0))
     for tile in tiles:
-        num_rows, num_columns = tile.shape
-        yield memory[: num_rows * num_columns].view(num_rows, num_columns)
+        yield memory[: tile.num_logits].view(tile.shape)
 
 
 def _write_logits(

@@ -5,10 +5,12 @@ costs memory or time.
 """
 
 import copy
+import os
+import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
@@ -62,17 +64,45 @@ class TriModel:
 
 def load_policy(model_dir: Path) -> PreTrainedModel:
     """The model of a folder in fp32, on the accelerator if there is one."""
-
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    _allow_saving(policy, model_dir)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return policy.to(accelerator) if accelerator else policy  # pyright: ignore
 
 
+def save_policy(policy: PreTrainedModel, model_dir: Path, target: Path) -> None:
+    """Policy and tokenizer as a model folder, which appears by one rename; the tokenizer is that of `model_dir`."""
+    staging = target.with_name(f".{target.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    policy.save_pretrained(staging)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(staging)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(staging, target)
+
+
+def _allow_saving(policy: PreTrainedModel, model_dir: Path) -> None:
+    """transformers loads settings for generation that it refuses to save: better known before training than after it."""
+    settings = policy.generation_config
+    if settings is None:
+        return
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True  # in older folders a temperature alone means sampling
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        raise UserError(
+            f"{model_dir / 'generation_config.json'} could not be saved with the trained model: {error}"
+        ) from None
+
+
 def _refuse_dropout(policy: PreTrainedModel) -> None:
     """A layer that checkpoints is in train mode: its dropout would make the same tokens cost differently in two passes."""
-    if dropout := getattr(policy.config.get_text_config(), "attention_dropout", 0.0):
-        raise UserError(f"training.gradient_checkpointing=true does not go with the model's attention_dropout={dropout}: "
-                        "set it to 0 in the model's config.json")  # fmt: skip
+    for name, value in policy.config.get_text_config().to_dict().items():
+        if "drop" in name and isinstance(value, float) and value:
+            raise UserError(f"training.gradient_checkpointing=true does not go with the model's {name}={value}: "
+                            "set it to 0 in the model's config.json")  # fmt: skip
 
 
 def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:

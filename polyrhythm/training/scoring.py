@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # Two small groups: enough for a state or a score to leak from one sequence into another, if it can.
 _PROBE = [([3, 1, 4, 1, 5], [[9, 2, 6], [5, 3]]), ([5, 8], [[9, 7, 9], [3]])]
-_PROBE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.2}
+_PROBE_TOLERANCE = 1e-3
+# Their frequencies are chosen by the longest sequence of a row: each sequence would depend on its neighbours.
+_ROPES_OF_THE_WHOLE_ROW = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +67,20 @@ def prepare_model(
     What a model cannot share is named in a warning ("auto") or an error ("always"). Named or not, a few tokens are
     scored packed and by the model's own forward pass, one sequence at a time: a model that differs is refused.
     """
+    if model.dtype not in (torch.float32, torch.float64):
+        raise UserError(f"{type(model).__name__} is in {model.dtype}: gradients are summed in the dtype of the weights, "
+                        "load it with dtype=torch.float32")  # fmt: skip
     reasons = reasons_against_sharing(model, longest_sequence)
     expected = _logprobs_one_by_one(model)
     model.set_attn_implementation(IMPLEMENTATION)
     fuse_elementwise(model)
     kernel_for(model.device.type)
-    difference = _probe_difference(model, expected, share_prompt=False)
-    if difference > _PROBE_TOLERANCE[model.dtype]:
+    try:
+        difference = _probe_difference(model, expected, share_prompt=False)
+    except RunError as error:
+        raise UserError(f"{type(model).__name__} cannot be trained: its layers do not call the attention function they "
+                        f"are given ({error})") from None  # fmt: skip
+    if difference > _PROBE_TOLERANCE:
         raise UserError(
             f"{type(model).__name__} cannot be trained: packed log-probabilities differ by {difference:.2g} from its "
             "own (it changes attention, or its logits after the head, in a way this trainer does not know)"
@@ -80,7 +89,7 @@ def prepare_model(
         return False
     if not reasons:
         difference = _probe_difference(model, expected, share_prompt=True)
-        if difference > _PROBE_TOLERANCE[model.dtype]:
+        if difference > _PROBE_TOLERANCE:
             reasons = [f"log-probabilities of a probe differ by {difference:.2g} when its prompts are shared"]
     if not reasons:
         return True
@@ -92,12 +101,16 @@ def prepare_model(
 
 
 def reasons_against_sharing(model: PreTrainedModel, longest_sequence: int | None) -> list[str]:
-    """Why a model's prompts cannot be shared, as far as its configuration tells. Raises for logits it cannot score."""
+    """Why a model's prompts cannot be shared, as far as its configuration tells. Raises for what cannot be packed at all."""
     config = model.config.get_text_config()
     if softcap := getattr(config, "final_logit_softcapping", None):
         raise UserError(
             f"{type(model).__name__} soft-caps its logits (final_logit_softcapping={softcap}): not supported"
         )
+    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope_type in _ROPES_OF_THE_WHOLE_ROW:
+        raise UserError(f"{type(model).__name__} chooses its rotary frequencies by the longest sequence of a row "
+                        f"(rope_type={rope_type!r}): not supported")  # fmt: skip
     reasons: list[str] = []
     if dropout := getattr(config, "attention_dropout", 0.0):
         reasons.append(f"attention_dropout={dropout} (set it to 0 in the model's configuration)")

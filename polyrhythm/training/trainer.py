@@ -55,6 +55,7 @@ class Trainer:
         self.version = version
         self.num_updates_in_step = 0
         self.sums = _Sums()
+        self.update_metrics = {}
         self.models.remember_old_policy()
 
     def forward_backward(self, micro_batch: MicroBatch) -> None:

@@ -89,7 +89,7 @@ def _fetch(url: str, token: str, version: int, path: Path, max_bytes: int, until
             raise SnapshotError(f"weights v{version} could not be downloaded from {url}: status {response.status}")
         num_bytes = 0
         with open(path, "wb") as file:
-            while piece := response.read(PIECE_BYTES):
+            while piece := response.read1(PIECE_BYTES):
                 num_bytes += len(piece)
                 if num_bytes > max_bytes:
                     raise SnapshotError(f"{path.name} of weights v{version} has more than {max_bytes} bytes")

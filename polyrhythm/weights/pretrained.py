@@ -59,9 +59,23 @@ def resolve_model(name: str, *, progress: Progress = print) -> Path:
         return _check_model_folder(folder.resolve(), name)
     if folder.exists():
         raise UserError(f"model={name!r} is a file: give the folder that holds config.json and the weights")
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", name):
+    if _is_hub_id(name):
         return _check_model_folder(_download_from_hub(name), name)
     raise UserError(f"model={name!r} is not there: use a local folder, a hub id (owner/name) or {_builtin_names()}")
+
+
+def find_model(name: str) -> Path | None:
+    """The folder of the model if it is on this machine already; None if it would have to be fetched."""
+    if name in BUILTIN_MODELS:
+        folder = cache_dir() / name
+        return folder if _is_complete(folder) else None
+    if _is_hub_id(name) and not Path(name).expanduser().exists():
+        return None
+    return resolve_model(name)
+
+
+def _is_hub_id(name: str) -> bool:
+    return re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None
 
 
 def fetch(name: str, *, progress: Progress = print) -> Path:

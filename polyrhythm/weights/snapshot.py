@@ -45,3 +45,28 @@ def decode_manifest(content: bytes, version: int) -> Manifest:
     if manifest.version != version:
         raise SnapshotError(f"the folder of weights v{version} holds v{manifest.version}")
     return manifest
+
+
+def read_manifest(root: Path, version: int) -> Manifest:
+    try:
+        content = (snapshot_folder(root, version) / MANIFEST_FILE).read_bytes()
+    except OSError as error:
+        raise SnapshotError(f"weights v{version} are not in {root}: {error.strerror}") from None
+    return decode_manifest(content, version)
+
+
+def versions_in(root: Path) -> list[int]:
+    return sorted(int(entry.name[1:]) for entry in root.glob("v????????") if entry.name[1:].isdigit())
+
+
+def newest_whole_version(root: Path) -> int:
+    """The newest version that is all there by its size, or 0 if there is none; digests are checked by whoever loads it."""
+    return next((version for version in reversed(versions_in(root)) if _is_whole(root, version)), 0)
+
+
+def _is_whole(root: Path, version: int) -> bool:
+    try:
+        num_bytes = (snapshot_folder(root, version) / WEIGHTS_FILE).stat().st_size
+        return num_bytes == read_manifest(root, version).num_bytes
+    except (OSError, SnapshotError):
+        return False

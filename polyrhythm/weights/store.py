@@ -26,8 +26,9 @@ from polyrhythm.weights.snapshot import (
     Manifest,
     SnapshotError,
     TensorEntry,
-    decode_manifest,
+    read_manifest,
     snapshot_folder,
+    versions_in,
 )
 
 NUM_READERS = 2
@@ -59,7 +60,7 @@ class WeightStore:
         return snapshot_folder(self.root, version)
 
     def versions(self) -> list[int]:
-        return sorted(int(entry.name[1:]) for entry in self.root.glob("v????????") if entry.name[1:].isdigit())
+        return versions_in(self.root)
 
     def publish(self, model: torch.nn.Module, version: int) -> Path:
         """Write the model's weights as `version`; when this returns, the version is complete and visible."""
@@ -76,20 +77,13 @@ class WeightStore:
             _write_file(staging / MANIFEST_FILE, msgspec.json.encode(manifest))
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
-            hint = ": make room, or set weights.root to a larger place" if error.errno == errno.ENOSPC else ""
+            is_full = error.errno == errno.ENOSPC
+            hint = ": make room (weights go to weights.root, checkpoints to output_dir)" if is_full else ""
             raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
         os.rename(staging, target)
         _sync_folder(self.root)
         self._retire(version)
         return target
-
-    def read_manifest(self, version: int) -> Manifest:
-        path = self.folder(version) / MANIFEST_FILE
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise SnapshotError(f"weights v{version} are not in {self.root}: {error.strerror}") from None
-        return decode_manifest(content, version)
 
     def load_into(self, model: torch.nn.Module, version: int) -> None:
         """Read `version` into the model in place; raises unless every digest of what has arrived is right.
@@ -99,7 +93,7 @@ class WeightStore:
         self.load_into_tensors(weights_of(model), version)
 
     def load_into_tensors(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
-        manifest = self.read_manifest(version)
+        manifest = read_manifest(self.root, version)
         _check_fit(manifest, targets)
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
             _read_all(file.fileno(), manifest, targets)

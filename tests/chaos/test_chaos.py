@@ -33,6 +33,7 @@ def resumed(cli: Cli, broken: Outcome) -> Outcome:
     assert broken.returncode == 1, broken.output
     outcome = cli.run("train", "--resume", str(broken.run_dir), "--observe.view", "plain")
     assert outcome.run_dir == broken.run_dir
+    assert "going on with" in outcome.output and "starts over" not in outcome.output
     return outcome
 
 

@@ -1,10 +1,29 @@
 """Mistakes of the user: one clear line, exit code 2, before any process starts."""
 
 import json
+import os
+import sys
 
 import pytest
 
+from polyrhythm.cli import main
+from tests.integration.conftest import Outcome
+
 BROKEN = '{"prompt": "1 plus 1 is"}\n{"prompt": "1 plus'
+
+
+@pytest.fixture
+def run(cli, work_dir, monkeypatch, capfd):
+    """The command line in this process, which is quicker: nothing that is refused here starts another one."""
+    monkeypatch.chdir(work_dir)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    def run(*arguments: str) -> Outcome:
+        returncode = main(list(arguments))
+        written = capfd.readouterr()
+        return Outcome(returncode, written.out + written.err, cli.newest_run())
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -17,34 +36,59 @@ BROKEN = '{"prompt": "1 plus 1 is"}\n{"prompt": "1 plus'
         ({"task__options": '{"path": "problems.jsonl", "reward": "my_rewards:nothing"}'}, "my_rewards:nothing"),
         ({"task__options": '{"path": "problems.jsonl", "reward": "no_module:score"}'}, "no_module:score"),
         ({"task__options": '{"path": "long.jsonl", "reward": "my_rewards:many_low_bytes"}'}, "longer than the context"),
+        ({"task__options": '{"path": "problems.jsonl", "reward": "my_rewards"}'}, "not of the form module:function"),
+        ({"task__options": "{digits = 2}"}, "write JSON"),
         ({"task__name": "subtraction"}, "subtraction"),
+        ({"training__learning_rate": "inf"}, "training.learning_rate='inf' is not valid"),
+        ({"weights__root": "/proc/nowhere"}, "weights.root='/proc/nowhere' cannot be written"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2_before_anything_starts(cli, work_dir, flags, said):
+def test_a_mistake_is_one_clear_line_and_exit_code_2_before_anything_starts(cli, run, work_dir, flags, said):
     (work_dir / "broken.jsonl").write_text(BROKEN)
     (work_dir / "long.jsonl").write_text(json.dumps({"prompt": "x" * 400}) + "\n")
-    outcome = cli.train(**flags)
+    outcome = run(*cli.arguments(**flags))
     lines = [line for line in outcome.output.splitlines() if line.strip()]
     assert outcome.returncode == 2, outcome.output
     assert len(lines) == 1 and said in lines[0], outcome.output
     assert outcome.run_dir is None
 
 
-def test_an_unknown_key_in_a_file_is_named_with_the_key_that_was_meant(cli, work_dir):
+def test_an_unknown_key_in_a_file_is_named_with_the_key_that_was_meant(run, work_dir):
     (work_dir / "run.toml").write_text("[rollout]\ngroup_siz = 4\n")
-    outcome = cli.run("train", "run.toml")
+    outcome = run("train", "run.toml")
     assert outcome.returncode == 2
     assert "unknown key rollout.group_siz=4: did you mean group_size?" in outcome.output
 
 
-def test_an_unknown_flag_is_refused(cli):
-    outcome = cli.run("train", "--rollout.group_siz", "4")
+def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(run):
+    outcome = run("train", "--rollout.group_siz", "4")
     assert outcome.returncode == 2
-    assert "--rollout.group_siz" in outcome.output
+    assert "unknown argument --rollout.group_siz: did you mean --rollout.group_size?" in outcome.output
 
 
-def test_dry_run_prints_the_configuration_and_the_processes_and_starts_nothing(cli):
-    outcome = cli.run(*cli.arguments(rollout__group_size=5), "--dry-run")
+def test_a_file_that_is_no_text_is_named(run, work_dir):
+    (work_dir / "run.toml").write_text("num_steps = 3", encoding="utf-16")
+    for arguments in (["run.toml"], ["--chaos", "run.toml"]):
+        outcome = run("train", *arguments)
+        assert (outcome.returncode, "run.toml is not valid TOML" in outcome.output) == (2, True), outcome.output
+
+
+def test_a_dry_run_finds_the_mistakes_that_a_run_would(cli, run):
+    outcome = run(*cli.arguments(task__options='{"path": "no.jsonl", "reward": "my_rewards:x"}'), "--dry-run")
+    assert outcome.returncode == 2 and "no.jsonl" in outcome.output
+
+
+def test_what_is_resumed_must_be_a_run_and_takes_no_other_file(run, work_dir, tiny_model_dir):
+    outcome = run("train", "--resume", str(tiny_model_dir))
+    assert outcome.returncode == 2 and "is not a run folder: it has no run.json" in outcome.output
+    outcome = run("train", "run.toml", "--resume", str(work_dir))
+    assert outcome.returncode == 2 and "give changes as flags instead of run.toml" in outcome.output
+    outcome = run("engines", "list", "--run", "nowhere")
+    assert outcome.returncode == 2 and "is not a run folder" in outcome.output
+
+
+def test_dry_run_prints_the_configuration_and_the_processes_and_starts_nothing(cli, run):
+    outcome = run(*cli.arguments(rollout__group_size=5), "--dry-run")
     assert outcome.returncode == 0, outcome.output
     assert '"group_size": 5' in outcome.output
     assert "would start: conductor" in outcome.output and "threads" in outcome.output

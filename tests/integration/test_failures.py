@@ -38,12 +38,17 @@ def test_a_killed_part_ends_the_run_within_15_seconds_and_is_named(cli, part):
     assert_nothing_left(cli, processes)
 
 
-def test_ctrl_c_ends_everything_cleanly(cli):
-    process, processes = started_run(cli)
-    process.send_signal(signal.SIGINT)
+def test_ctrl_c_ends_everything_cleanly_however_often_it_is_pressed(cli):
+    process, processes = started_run(cli, training__checkpoint_every=1)
+    cli.wait_for(lambda: list(cli.newest_run().glob("checkpoints/v*")), "a checkpoint")
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
     outcome = cli.finish(process)
+    assert not [name for name, part in processes.items() if part.is_running()], "it says that all have ended"
     assert outcome.returncode == 130
     assert "Traceback" not in outcome.output
+    assert f"polyrhythm train --resume {cli.newest_run()}" in outcome.output
     assert_nothing_left(cli, processes)
 
 
@@ -62,6 +67,8 @@ def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward
     assert outcome.returncode == 0, outcome.output
     excluded = sum(row["reward/excluded"] for row in outcome.metrics())
     assert 0 < excluded < 2 * 6 * 4
+    assert "rewards that failed" in outcome.output
+    assert "rewards failed: " in (outcome.run_dir / "logs" / "conductor.log").read_text()
 
 
 def test_a_reward_that_always_fails_ends_the_run_and_says_so(cli):

@@ -3,23 +3,44 @@
 import json
 import math
 
+import pytest
 
-def test_sync_and_periodic_train_the_same_weights_byte_for_byte(cli):
-    periodic = cli.train(order="problem", schedule="periodic")
+from tests.integration.conftest import Cli, Outcome, fill_work_dir
+
+
+@pytest.fixture(scope="module")
+def train_once(tmp_path_factory, tiny_model_dir):
+    """A run of its own folder for whoever looks at it, not for one test alone."""
+
+    def train(**flags) -> Outcome:
+        outcome = Cli(fill_work_dir(tmp_path_factory.mktemp("run")), tiny_model_dir).train(**flags)
+        assert outcome.returncode == 0, outcome.output
+        return outcome
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def as_it_comes(train_once) -> Outcome:
+    return train_once()
+
+
+@pytest.fixture(scope="module")
+def periodic(train_once) -> Outcome:
+    return train_once(order="problem", schedule="periodic")
+
+
+def test_sync_and_periodic_train_the_same_weights_byte_for_byte(cli, periodic):
     sync = cli.train(order="problem", schedule="sync")
-    assert periodic.returncode == 0, periodic.output
     assert sync.returncode == 0, sync.output
-    assert periodic.run_dir != sync.run_dir
     assert periodic.weights() == sync.weights()
     initial = (cli.model_dir / "model.safetensors").read_bytes()
     assert periodic.weights() != initial
     assert sum(row["groups/skipped"] for row in periodic.metrics()) < 6 * 3, "something must have been trained on"
 
 
-def test_every_step_logs_that_it_was_on_policy_and_how_far_engine_and_trainer_agree(cli):
-    outcome = cli.train()
-    assert outcome.returncode == 0, outcome.output
-    rows = outcome.metrics()
+def test_every_step_logs_that_it_was_on_policy_and_how_far_engine_and_trainer_agree(as_it_comes):
+    rows = as_it_comes.metrics()
     assert [row["step"] for row in rows] == [0, 1, 2]
     for row in rows:
         assert row["onpolicy/violations"] == 0
@@ -29,21 +50,18 @@ def test_every_step_logs_that_it_was_on_policy_and_how_far_engine_and_trainer_ag
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
 
 
-def test_a_run_leaves_metrics_samples_logs_and_the_resolved_configuration(cli):
-    outcome = cli.train(num_steps=1)
-    run = outcome.run_dir
-    assert outcome.returncode == 0, outcome.output
-    assert json.loads((run / "config.json").read_text())["num_steps"] == 1
+def test_a_run_leaves_metrics_samples_logs_and_the_resolved_configuration(as_it_comes):
+    run = as_it_comes.run_dir
+    assert json.loads((run / "config.json").read_text())["num_steps"] == 3
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 4 and {"prompt", "completion", "reward"} <= samples[0].keys()
+    assert len(samples) == 3 * 4 and {"prompt", "completion", "reward"} <= samples[0].keys()
     assert {log.stem for log in (run / "logs").iterdir()} == {"conductor", "engine-0", "trainer"}
     assert (run / "tokens.json").stat().st_mode & 0o077 == 0
     token = json.loads((run / "tokens.json").read_text())["admin"]
     assert not any(token in log.read_text() for log in (run / "logs").iterdir())
 
 
-def test_two_engines_and_one_train_the_same_weights_byte_for_byte(cli):
-    one = cli.train(order="problem")
+def test_two_engines_and_one_train_the_same_weights_byte_for_byte(cli, periodic):
     two = cli.train(order="problem", engine__num=2)
     assert two.returncode == 0, two.output
-    assert one.weights() == two.weights()
+    assert two.weights() == periodic.weights()

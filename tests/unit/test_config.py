@@ -4,7 +4,15 @@ import argparse
 
 import pytest
 
-from polyrhythm.config import Config, add_flags, load_config, load_resumed_config, read_saved_config, save_config
+from polyrhythm.config import (
+    Config,
+    add_flags,
+    all_keys,
+    load_config,
+    load_resumed_config,
+    read_saved_config,
+    save_config,
+)
 from polyrhythm.errors import UserError
 
 
@@ -67,8 +75,21 @@ def test_a_saved_configuration_is_read_back(tmp_path):
 
 def test_what_is_learnt_cannot_change_on_resume(tmp_path):
     save_config(Config(), tmp_path / "config.json")
+    (tmp_path / "run.json").write_text("{}")
     assert load_resumed_config(tmp_path, {"num_steps": 99}).num_steps == 99
-    with pytest.raises(UserError, match="training cannot change on --resume"):
-        load_resumed_config(tmp_path, {"training": {"learning_rate": 1.0}})
+    assert load_resumed_config(tmp_path, {"training": {"learning_rate": 1e-7}}).training.learning_rate == 1e-7
+    assert load_resumed_config(tmp_path, {"engine": {"num": 2}}).engine.num == 2
+    with pytest.raises(UserError, match=r"training\.updates_per_step cannot change on --resume"):
+        load_resumed_config(tmp_path, {"training": {"learning_rate": 1e-7, "updates_per_step": 2}})
+    with pytest.raises(UserError, match=r"num_steps=0 is not valid"):
+        load_resumed_config(tmp_path, {"num_steps": 0})
     with pytest.raises(UserError, match="not a run folder"):
         load_resumed_config(tmp_path / "nowhere", {})
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="is not what a run has written"):
+        load_resumed_config(tmp_path, {})
+
+
+def test_every_key_is_known_by_its_dotted_name():
+    assert {"num_steps", "rollout.group_size", "training.learning_rate", "task.options"} <= set(all_keys())
+    assert "rollout" not in all_keys()

@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyrhythm import wire
+from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.cores import CoreBalance, CorePlan
 from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
 
 POSTS = ["/engines/join", "/engines/heartbeat", "/engines/drain", "/engines/remove", "/steps/open", "/steps/commit"]
@@ -105,9 +107,14 @@ def broken_message(kind: type) -> st.SearchStrategy[bytes]:
 
 async def test_an_engine_with_a_strange_address_harms_nobody_but_itself(make_stage):
     stage = await make_stage()
-    for url in ("file:///etc/passwd", "gopher://x", "", "http://", "http://127.0.0.1:1", "http://[::1", "\x00"):
+    conductor = stage.conductor
+    cores = CoreBalance(CorePlan(2, 1, 1), conductor.pool, lambda: conductor.trainer.doing, Change())
+    telling = asyncio.create_task(cores.run())
+    for url in ("file:///etc/passwd", "gopher://x", "", "http://", "http://127.0.0.1:1", "http://[::1", "\x00",
+                "http://a..b:80", f"http://{'a' * 70}.com", "http://x:99999"):  # fmt: skip
         await stage.call("POST", "/engines/join", JoinRequest(f"strange {url}", url))
     await stage.open(0)
     assert len(await stage.all_groups(0)) == 4
     assert stage.engine_state("engine-0") == "ready"
-    assert not stage.run.done()
+    assert not stage.run.done() and not telling.done()
+    telling.cancel()

@@ -159,11 +159,22 @@ async def test_metrics_say_what_the_step_was_like(make_stage):
     assert status["last"] == row
 
 
+async def test_rewards_that_are_not_right_or_wrong_have_no_accuracy(make_stage):
+    stage = await make_stage()
+    stage.scorer.reward = lambda columns, ids: RewardResult(float(len(ids) * 20))
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    assert stage.writer.rows[0][1]["reward/mean"] == 40.0
+    assert "reward/accuracy" not in stage.writer.rows[0][1]
+    assert (await stage.status())["history"]["accuracy"] == [None]
+
+
 async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_stage):
     stage = await make_stage()
     stage.scorer.reward = lambda columns, ids: RewardResult(None, "KeyError: 'gold'")
     await stage.open(0)
-    with pytest.raises(RunError, match="every reward of step 0 failed, for example: KeyError: 'gold'"):
+    with pytest.raises(RunError, match="every reward of step 1 failed, for example: KeyError: 'gold'"):
         await stage.run
 
 

@@ -2,13 +2,17 @@
 
 import asyncio
 import math
+import time
 
 import msgspec
 import pytest
 from aiohttp import web
 
 from polyrhythm import wire
+from polyrhythm.conductor.pool import MAX_GONE
 from polyrhythm.errors import RunError
+from polyrhythm.observe.lane import Lane
+from polyrhythm.rewards.frames import RewardResult
 from polyrhythm.types import Completion, rollout_seed
 from polyrhythm.wire import GenerateReply
 
@@ -299,6 +303,72 @@ async def test_an_engine_that_refuses_everything_costs_no_problem_while_another_
     assert stage.writer.rows[0][1]["groups/replaced"] == 0
 
 
+async def test_an_engine_that_restarts_is_waited_for_before_a_problem_is_replaced(make_stage):
+    stage = await make_stage(num_engines=2, conductor={"request_deadline_s": 30})
+    roomy, small = stage.engines
+    small.answer = lambda request, reply: web.Response(status=413, text="it does not fit in my cache")
+    for position in range(4):
+        roomy.hold(f"0/{position}")
+    await stage.open(0)
+    await stage.until(lambda: small.requests and roomy.requests)
+    await roomy.server.close()
+    await stage.until(lambda: stage.engine_state(roomy.name) != "ready")
+    await asyncio.sleep(0.3)
+    await stage.add_engine(roomy.name)
+    assert_undisturbed(stage, await stage.all_groups(0))
+    assert stage.conductor.step.num_replaced == 0
+
+
+async def test_an_engine_that_stays_away_is_not_waited_for_longer_than_it_may_take_to_start(make_stage):
+    stage = await make_stage(num_engines=2, engine={"start_deadline_s": 0.5}, conductor={"request_deadline_s": 30})
+    roomy, small = stage.engines
+    small.answer = lambda request, reply: (
+        web.Response(status=413, text="it does not fit in my cache") if request.prompt_ids[-1] < 4 else reply
+    )
+    for position in range(4):
+        roomy.hold(f"0/{position}")
+    await stage.open(0)
+    await stage.until(lambda: small.requests and roomy.requests)
+    await roomy.server.close()
+    assert sorted(group.problem_index for group in await stage.all_groups(0)) == [4, 5, 6, 7]
+
+
+async def test_an_engine_that_refuses_a_hedge_is_not_asked_for_it_again(make_stage):
+    stage = await make_stage(conductor={"hedge_groups": 4, "request_deadline_s": 30})
+    release = stage.engines[0].hold("0/3")
+    await stage.open(0)
+    await stage.until(lambda: len(stage.conductor.step.finished) == 3)
+    small = await stage.add_engine(join=False)
+    small.answer = lambda request, reply: web.Response(status=413, text="it does not fit in my cache")
+    await stage.call("POST", "/engines/join", wire.JoinRequest(small.name, small.url))
+    await stage.until(lambda: small.requests)
+    await asyncio.sleep(0.5)
+    assert len(small.requests) == stage.conductor.step.num_hedged == 1
+    release.set()
+    assert_undisturbed(stage, await stage.all_groups(0))
+
+
+async def test_groups_whose_rewards_all_failed_are_made_again_when_the_run_is_resumed(make_stage):
+    first = await make_stage()
+    first.scorer.reward = lambda columns, ids: RewardResult(None, "the reward took too long")
+    await first.open(0)
+    with pytest.raises(RunError, match=r"every reward of step 1 failed.*took too long"):
+        await first.run
+    resumed = await make_stage()
+    await resumed.open(0)
+    assert_undisturbed(resumed, await resumed.all_groups(0))
+    assert len(resumed.engines[0].requests) == 4
+
+
+async def test_engines_that_are_long_gone_are_forgotten(make_stage):
+    stage = await make_stage()
+    for number in range(2 * MAX_GONE):
+        await stage.call("POST", "/engines/join", wire.JoinRequest(f"spot-{number}", "http://127.0.0.1:1"))
+        await stage.call("POST", "/engines/remove", wire.EngineName(f"spot-{number}"))
+    assert len(stage.conductor.pool.engines) <= MAX_GONE + 2
+    assert stage.engine_state("engine-0") != "gone"
+
+
 async def test_when_every_problem_is_refused_the_run_ends_with_the_cause(make_stage):
     stage = await make_stage()
     stage.engines[0].answer = lambda request, reply: web.Response(status=400, text="the prompt is too long")
@@ -364,6 +434,38 @@ async def test_a_conductor_started_again_goes_on_with_what_was_finished(make_sta
     assert [event for event in resumed.events if event[0] == "generate"] == [("generate", "engine-0", "1/3")]
     assert not {group.problem_index for group in first} & {group.problem_index for group in groups}
     assert (await resumed.commit(1))[0] == 200
+
+
+async def test_a_trainer_that_only_waits_does_not_hide_a_stall(make_stage):
+    stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
+    stage.engines[0].hold("0/0")
+    await stage.open(0)
+    reports: list[wire.TrainerReport] = []
+    lane = Lane("trainer", reports.append)
+
+    async def poll() -> None:
+        while True:
+            with lane.doing("wait"):
+                await stage.call("POST", "/trainer/report", reports.pop())
+                await asyncio.sleep(0.1)
+
+    polling = asyncio.create_task(poll())
+    async with asyncio.timeout(5):
+        with pytest.raises(RunError, match="nothing has happened"):
+            await stage.run
+    polling.cancel()
+
+
+async def test_an_engine_that_generates_is_no_stall(make_stage):
+    stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
+    release = stage.engines[0].hold("0/0")
+    await stage.open(0)
+    engine = stage.conductor.pool.get("engine-0")
+    for _ in range(15):
+        await asyncio.sleep(0.1)
+        engine.progress_at_s = time.monotonic()  # as a probe that saw more tokens than the last one
+    release.set()
+    assert_undisturbed(stage, await stage.all_groups(0))
 
 
 async def test_the_dump_of_a_stall_names_everybody(make_stage, caplog):

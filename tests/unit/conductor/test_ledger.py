@@ -11,7 +11,7 @@ GOOD = Completion(token_ids=[1, 2], rollout_logprobs=[-0.1, -0.2], finish_reason
 
 
 def make_ledger(num_groups: int = 2, group_size: int = 2) -> Ledger:
-    return Ledger(version=3, num_groups=num_groups, group_size=group_size, vocab_size=10)
+    return Ledger(version=3, num_groups=num_groups, group_size=group_size, vocab_size=10, max_tokens=3)
 
 
 def test_a_group_is_complete_when_all_its_rollouts_are_in():
@@ -46,6 +46,7 @@ def test_the_first_rollout_of_an_id_counts_and_later_ones_are_dropped():
     [
         (Completion([], [], "stop"), "empty"),
         (Completion([1], [-0.1, -0.2], "stop"), "1 token ids and 2 log-probabilities"),
+        (Completion([1] * 4, [-0.1] * 4, "length"), "4 tokens where 3 were asked for"),
         (Completion([1], [math.nan], "stop"), "not finite"),
         (Completion([1], [-math.inf], "stop"), "not finite"),
         (Completion([10], [-0.1], "stop"), "outside the vocabulary"),

@@ -10,7 +10,7 @@ from polyrhythm.config import EngineConfig
 from polyrhythm.engine import model_runner
 from polyrhythm.engine.core import InferenceEngine
 from polyrhythm.engine.decoding import TorchDecoding
-from polyrhythm.engine.refusals import Busy, EngineFailed, Refused, TooLarge, WrongVersion
+from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, TooLarge, WrongVersion
 from polyrhythm.types import Completion, Sampling
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from polyrhythm.wire import GenerateRequest
@@ -190,17 +190,52 @@ async def test_loaded_weights_are_used_and_a_failed_load_leaves_no_version(model
         assert bits((await engine.generate(request)).completions) == bits(reply.completions)
 
 
-async def test_weights_are_not_loaded_while_a_request_runs(model_dir, tmp_path):
+async def test_a_load_ends_the_requests_that_still_run(model_dir, tmp_path):
     store = WeightStore(tmp_path)
     store.publish(AutoModelForCausalLM.from_pretrained(model_dir), 0)
+    store.publish(AutoModelForCausalLM.from_pretrained(model_dir), 1)
     async with engine_of(model_dir, store=store, stop_at_eos=False) as engine:
         await engine.load(0)
         running = asyncio.create_task(engine.generate(request_of(random.Random(0), prompt=3, seeds=2, max_tokens=200)))
         await asyncio.sleep(0.02)
-        with pytest.raises(Busy):
-            await engine.load(0)
-        assert (await running).policy_version == 0
-        assert engine.status().policy_version == 0
+        await engine.load(1)
+        with pytest.raises(Reloading, match="ask again"):
+            await running
+        status = engine.status()
+        assert (status.policy_version, status.num_running, status.num_waiting) == (1, 0, 0)
+        assert (await engine.generate(request_of(random.Random(0), prompt=3, seeds=2, version=1))).policy_version == 1
+
+
+async def test_of_two_loads_at_once_each_is_announced_when_it_is_done(model_dir, tmp_path):
+    store = WeightStore(tmp_path)
+    for version in (0, 1):
+        store.publish(AutoModelForCausalLM.from_pretrained(model_dir), version)
+    seen: list[tuple[int, int]] = []
+    async with engine_of(model_dir, store=store) as engine:
+        load_into = store.load_into
+
+        def observed(model, version: int) -> None:
+            seen.append((version, engine.status().policy_version))
+            load_into(model, version)
+            seen.append((version, engine.status().policy_version))
+
+        store.load_into = observed
+        await asyncio.gather(engine.load(0), engine.load(1))
+        assert seen == [(0, -1), (0, -1), (1, -1), (1, -1)], "nothing is announced while weights are written"
+        assert engine.status().policy_version == 1
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 2**63}, {"top_p": 1e-300}, {"top_p": float("nan")}, {"stop_token_ids": (2**70,)}]
+)
+async def test_numbers_that_cannot_be_used_are_refused_and_harm_nobody(model_dir, sampling):
+    async with engine_of(model_dir) as engine:
+        with pytest.raises(Refused):
+            await engine.generate(request_of(random.Random(0), prompt=3, seeds=1, **sampling))
+        for num_threads in (0, 2**40):
+            with pytest.raises(Refused, match="threads"):
+                engine.set_threads(num_threads)
+        assert len((await engine.generate(request_of(random.Random(0), prompt=3, seeds=1))).completions) == 1
 
 
 async def test_a_cancelled_request_frees_its_rows_and_its_cache(model_dir):

@@ -156,6 +156,14 @@ def test_kernels_are_kept_where_nobody_else_can_put_any(monkeypatch, tmp_path, c
 
 
 @pytest.mark.usefixtures("no_kernels_loaded")
+def test_a_place_where_no_kernels_can_be_kept_is_said_and_harms_nothing(monkeypatch, tmp_path, caplog):
+    (tmp_path / "kernels").touch()
+    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path))
+    assert load_kernel("elementwise") is None
+    assert "torch operators are used" in caplog.text
+
+
+@pytest.mark.usefixtures("no_kernels_loaded")
 def test_a_kernel_that_does_not_load_is_made_again_the_next_time(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "good"))
     assert load_kernel("elementwise") is not None

@@ -5,10 +5,12 @@ import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
+from transformers import AutoTokenizer
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.core import InferenceEngine
@@ -154,6 +156,7 @@ async def test_a_model_without_a_chat_template_says_so_and_not_where_it_lies(cli
         ({"prompt": [10**6]}, 400, None, None),
         ({"temperature": -1}, 400, "temperature", None),
         ({"max_tokens": 1023}, 400, "max_tokens", "context_length_exceeded"),
+        ({"top_k": 2**63}, 400, "top_k", None),
         ({"n": 17}, 400, None, None),
         ({"n": 16, "max_tokens": 1022}, 400, None, None),
         ({"prompt": ["a"] * 2000, "n": 2}, 400, "prompt", None),
@@ -164,6 +167,43 @@ async def test_errors_have_the_shape_of_openai_streamed_or_not(client: Client, b
     got, reply = await client.post("/v1/completions", **({"prompt": "ab", "stream": stream} | body))
     assert (got, reply["error"]["param"], reply["error"]["code"]) == (status, param, code)
     assert reply["error"]["type"] == "invalid_request_error" and reply["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 100_000, b"", b"{"])
+async def test_a_body_that_is_no_json_is_refused(client: Client, body: bytes):
+    headers = {"Content-Type": "application/json"}
+    async with client.session.post(f"{client.url}/v1/completions", data=body, headers=headers) as reply:
+        assert reply.status == 400 and "not JSON" in (await reply.json())["error"]["message"]
+
+
+async def test_a_token_that_is_no_text_is_a_wrong_token(guarded_client: Client):
+    address = urlsplit(guarded_client.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n")
+    assert b" 401 " in await asyncio.wait_for(reader.readline(), 5)
+    writer.close()
+
+
+async def test_text_ends_at_the_tokenizer_s_own_end_token(model_dir: Path, tmp_path: Path):
+    """Which may be another than the model's: a completion that a run would end is not continued here."""
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = "z"
+    tokenizer.save_pretrained(folder)
+    end_id = tokenizer.eos_token_id
+    assert end_id != json.loads((folder / "config.json").read_text())["eos_token_id"]
+    async with connect(folder) as client:
+        asked: list[GenerateRequest] = []
+        generate = client.engine.generate
+
+        async def recording(request: GenerateRequest, *rest):
+            asked.append(request)
+            return await generate(request, *rest)
+
+        client.engine.generate = recording
+        await client.complete()
+    assert end_id in asked[0].sampling.stop_token_ids
 
 
 async def test_the_routes_need_the_token_of_generation_and_say_so_in_json(guarded_client: Client):

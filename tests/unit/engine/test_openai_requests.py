@@ -111,6 +111,6 @@ def test_a_seed_gives_different_completions_that_repeat_themselves_and_none_give
 
 
 def test_temperatures_next_to_zero_are_greedy_and_an_empty_nucleus_keeps_the_best_token():
-    assert completion(temperature=1e-30).sampling(1).temperature == 0
-    assert 0 < completion(top_p=0).sampling(1).top_p < 1e-3
-    assert completion(top_k=-1).sampling(1).top_k == 0
+    assert completion(temperature=1e-30).sampling(1, ()).temperature == 0
+    assert 0 < completion(top_p=0).sampling(1, ()).top_p < 1e-3
+    assert completion(top_k=-1).sampling(1, ()).top_k == 0

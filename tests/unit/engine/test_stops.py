@@ -1,3 +1,5 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,23 @@ def test_a_stop_string_of_several_bytes_per_character_is_found(stops_of):
 
 def test_a_stop_string_that_ends_in_a_space_is_found(stops_of):
     assert stops_of("one two ", "two ")
+
+
+def test_requests_that_come_at_once_load_one_tokenizer(model_dir: Path, monkeypatch):
+    loads: list[Path] = []
+    load = AutoTokenizer.from_pretrained
+
+    def slow_load(folder: Path):
+        loads.append(folder)
+        time.sleep(0.1)
+        return load(folder)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", slow_load)
+    finder = StopStrings(model_dir, vocab_size=300)
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(finder.prepare, [("\n",)] * 6))
+    assert len(loads) == 1
+    assert not finder._may_complete(("\n",)).all()
 
 
 def test_stop_strings_without_a_tokenizer_are_refused(tmp_path: Path):

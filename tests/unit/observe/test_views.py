@@ -11,7 +11,7 @@ from rich.console import Console
 
 from polyrhythm.observe.live import LiveView, frame_lines
 from polyrhythm.observe.metrics import MetricsWriter
-from polyrhythm.observe.plain import PlainView
+from polyrhythm.observe.plain import PlainView, step_line
 from polyrhythm.observe.summary import summary
 from polyrhythm.observe.timeline import lane_text
 from polyrhythm.observe.view import NoView, make_view
@@ -161,10 +161,28 @@ def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "interrupted"))
     text = console.export_text()
-    for expected in ("interrupted after 5 steps", "accuracy", "reward", "┤", str(tmp_path / "metrics.jsonl")):
+    for expected in (
+        "interrupted after 5 steps",
+        "accuracy",
+        "reward",
+        "┤",
+        f"run folder: {tmp_path}\n",
+        "  metrics.jsonl",
+    ):
         assert expected in text, expected
-    assert str(tmp_path / "samples.jsonl") in text and str(tmp_path / "logs") in text
-    assert "config.toml" not in text
+    assert "  logs  " in text
+    assert "config.toml" not in text and "samples.jsonl" not in text, "one is not there, one is empty"
+
+
+def test_rewards_without_an_accuracy_have_no_curve_of_it(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(0, {"reward/mean": 40.0, "reward/excluded": 2})
+    console = Console(file=io.StringIO(), record=True, width=500)
+    console.print(summary(tmp_path, "finished"))
+    assert "accuracy" not in console.export_text()
+    assert step_line({"step": 0, "reward/mean": 40.0, "reward/excluded": 2}, 3) == (
+        "step 1/3  reward 40.000  excluded 2 (rewards that failed: logs/conductor.log)"
+    )
 
 
 def test_auto_is_plain_without_a_terminal(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ def everything(**columns):
     return len(columns)
 
 
+def of_messages(prompts, completions):
+    assert prompts[0][0]["role"] == "user"
+    return [len(messages[0]["content"]) for messages in completions if messages[0]["role"] == "assistant"]
+
+
 def bare_number(completions):
     return len(completions[0])
 

@@ -52,6 +52,12 @@ async def test_a_reward_gets_the_keywords_it_asks_for(name, columns, reward):
     assert await score(name, **columns) == RewardResult(reward=reward)
 
 
+async def test_a_completion_of_messages_is_a_message():
+    async with RewardPool(f"{SAMPLES}:of_messages", num_workers=1, deadline_s=20.0) as rewards:
+        result = await rewards.score({}, [{"role": "user", "content": "2+2="}], "four", [52, 10])
+    assert result == RewardResult(reward=4.0)
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -137,7 +143,7 @@ async def test_a_pool_whose_reward_cannot_be_imported_does_not_start():
     ("spec", "message"),
     [
         ("no_colon", "'no_colon' is not of the form module:function"),
-        ("no_such_module:f", "'no_such_module:f' cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:f", "'no_such_module:f' cannot be imported: No module named"),
         (f"{SAMPLES}:absent", f"'{SAMPLES}:absent': module '{SAMPLES}' has no attribute 'absent'"),
         (f"{SAMPLES}:__name__", "cannot be called"),
     ],

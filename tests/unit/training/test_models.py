@@ -1,17 +1,20 @@
 """Gradients added in place are those that autograd would have added."""
 
 import copy
+import json
 
 import pytest
 import torch
+from transformers import OPTConfig, OPTForCausalLM
 
 from polyrhythm.config import load_config
 from polyrhythm.errors import UserError
 from polyrhythm.training.accumulate import accumulate_in_place
 from polyrhythm.training.layout import pack
-from polyrhythm.training.models import TriModel
+from polyrhythm.training.models import TriModel, load_policy, save_policy
 from polyrhythm.training.scoring import prepare_model, score
 from tests.conftest import build_tiny_model
+from tests.tiny_model import save_tiny_model
 
 
 def gradients(model: torch.nn.Module, *batches: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -67,6 +70,33 @@ def test_checkpointing_a_model_with_dropout_is_refused():
     config = load_config([], {"training": {"gradient_checkpointing": True}})
     with pytest.raises(UserError, match=r"attention_dropout=0\.1"):
         TriModel(model, config.training, config.algorithm, temperature=1.0)
+
+
+def test_dropout_by_any_name_is_refused_when_layers_are_checkpointed():
+    config = OPTConfig(vocab_size=96, hidden_size=32, ffn_dim=32, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32,
+                       dropout=0.1, attention_dropout=0.0)  # fmt: skip
+    run = load_config([], {"training": {"gradient_checkpointing": True}})
+    with pytest.raises(UserError, match=r"the model's dropout=0\.1"):
+        TriModel(OPTForCausalLM(config), run.training, run.algorithm, temperature=1.0)
+
+
+def test_a_model_whose_settings_for_generation_could_not_be_saved_is_saved_all_the_same(tmp_path):
+    model_dir, saved = tmp_path / "given", tmp_path / "saved"
+    save_tiny_model(model_dir)
+    (model_dir / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    save_policy(policy := load_policy(model_dir), model_dir, saved)
+    settings = json.loads((saved / "generation_config.json").read_text())
+    assert (settings["temperature"], settings["do_sample"]) == (0.6, True)
+    for ours, theirs in zip(load_policy(saved).parameters(), policy.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_settings_for_generation_that_mean_nothing_are_told_before_training(tmp_path):
+    save_tiny_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"length_penalty": 2.0}')
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load_policy(tmp_path)
 
 
 def test_checkpointing_recomputes_layers_and_leaves_what_is_inside_in_evaluation_mode():

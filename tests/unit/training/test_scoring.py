@@ -103,6 +103,26 @@ def test_logits_that_are_changed_after_the_head_are_refused(model):
         prepare_model(model(), "auto")
 
 
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rotary_frequencies_that_depend_on_neighbours_are_refused(rope_type):
+    lengths = {
+        "longrope": {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+    }
+    rope = {"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0, **lengths.get(rope_type, {})}
+    with pytest.raises(UserError, match=f"rope_type='{rope_type}'"):
+        prepare_model(build("Llama", rope_parameters=rope), "never")
+
+
+def test_weights_in_half_precision_are_refused():
+    with pytest.raises(UserError, match=r"bfloat16.*dtype=torch\.float32"):
+        prepare_model(build("Llama").to(torch.bfloat16), "auto")
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused_by_name():
+    with pytest.raises(UserError, match=r"Bloom.* cannot be trained"):
+        prepare_model(build("Bloom"), "auto")
+
+
 def test_a_layout_that_reaches_another_attention_backend_is_an_error():
     model = build("Llama")
     prepare_model(model, "auto")

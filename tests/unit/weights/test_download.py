@@ -150,6 +150,24 @@ async def test_a_download_that_takes_too_long_is_given_up(source, monkeypatch):
         await source.load(store)
 
 
+async def test_a_download_that_drips_is_given_up(tmp_path):
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(200):
+            await response.write(b"x")
+            await asyncio.sleep(0.05)
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get("/{path:.*}", drip)])
+    async with TestServer(app) as server:
+        store = DownloadingStore(tmp_path, str(server.make_url("")).rstrip("/"), "secret", deadline_s=0.2)
+        async with asyncio.timeout(5.0):
+            with pytest.raises(SnapshotError, match="did not arrive"):
+                await asyncio.to_thread(store.load_into_tensors, {}, 7)
+
+
 @pytest.mark.parametrize(
     "path",
     [

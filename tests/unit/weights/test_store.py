@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyrhythm.errors import RunError
+from polyrhythm.weights.snapshot import read_manifest
 from polyrhythm.weights.store import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError, WeightStore, weights_of
 from tests.conftest import build_tiny_model
 
@@ -68,9 +69,9 @@ def test_a_damaged_snapshot_is_refused(store, damage):
     elif damage == "bad manifest":
         manifest.write_text("{")
     elif damage == "other version":
-        manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(store.read_manifest(1), version=2)))
+        manifest.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_manifest(store.root, 1), version=2)))
     else:
-        said = store.read_manifest(1)
+        said = read_manifest(store.root, 1)
         name, entry = next(iter(said.tensors.items()))
         said.tensors[name] = msgspec.structs.replace(entry, num_bytes=0, digest=blake3.blake3(b"").hexdigest())
         manifest.write_bytes(msgspec.json.encode(said))

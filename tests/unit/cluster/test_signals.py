@@ -1,0 +1,25 @@
+import signal
+
+import pytest
+
+from polyrhythm.cluster.signals import signals_handled
+
+
+def test_signals_are_handled_for_a_while_and_as_before_afterwards():
+    before = signal.getsignal(signal.SIGHUP)
+    with signals_handled(signal.default_int_handler, signal.SIGHUP), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGHUP)
+    with signals_handled(signal.SIG_IGN, signal.SIGHUP, signal.SIGINT):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGHUP) is before
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_handled(signal.default_int_handler, signal.SIGHUP):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
