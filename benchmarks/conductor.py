@@ -135,7 +135,7 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
     await open_gate()
     num_taken = 0
     while num_taken < num_groups:
-        reply = await conductor.groups(0, num_taken, 20.0)
+        reply = await conductor.groups(0, num_taken, num_groups, 20.0)
         wire.encode(reply)
         num_taken += len(reply.groups)
     conductor.commit(CommitStep(0, {}))

@@ -102,7 +102,7 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
             await conductor.open_step(version)
             num_taken = 0
             while num_taken < len(lengths):
-                num_taken += len((await conductor.groups(version, num_taken, 20.0)).groups)
+                num_taken += len((await conductor.groups(version, num_taken, len(lengths), 20.0)).groups)
             conductor.commit(CommitStep(version=version, metrics={}))
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -34,7 +34,7 @@ POSSIBLE = {
 }
 USUAL_MOMENT = {"engine": "request", "trainer": "commit", "conductor": "wait", "reward": "score"}
 ENGINE_MOMENTS = ("request", "idle", "load")
-TRAINER_MOMENTS = ("load", "wait", "forward_backward", "update", "publish", "commit", "checkpoint")
+TRAINER_MOMENTS = ("load", "wait", "forward_backward", "reduce", "update", "publish", "commit", "checkpoint")
 
 
 class Fault(BaseModel):
@@ -45,7 +45,8 @@ class Fault(BaseModel):
     what: str
     """kill and stop are SIGKILL and SIGSTOP; the others break answers, loads or snapshots."""
     where: str
-    """engine-0 (or engine-* for all), trainer, conductor, or reward: a worker that scores."""
+    """engine-0 (or engine-* for all), trainer (trainer-0 if there are several ranks), conductor, or reward: a worker
+    that scores."""
     step: int = Field(default=0, ge=0)
     """It fires in this step or, if the moment does not come, in a later one."""
     at: str = ""

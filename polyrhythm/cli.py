@@ -105,6 +105,8 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
                 "--token-file", type=Path, help="the token that clients of --model must send; with --join: tokens.json"
             )
             command.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes all cores")
+        elif name == "trainer":
+            command.add_argument("--rank", type=int, default=0, help="which of the run's training.num_ranks it is")
         command.set_defaults(run=function)
 
     engines = commands.add_parser("engines", help="list, add, drain or remove the engines of a live run")
@@ -139,7 +141,7 @@ def _train(parsed: argparse.Namespace) -> int:
         check_run(config, find_model(config.model))
         print(json.dumps(config.model_dump(), indent=2))
         print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
-              f"trainer ({threads.trainer} threads) on {num_cores()} cores"
+              f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
               f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
         return 0
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
@@ -287,7 +289,7 @@ def _trainer(parsed: argparse.Namespace) -> int:
 
     run, config = _join_run(parsed)
     with signals_handled(signal.default_int_handler, signal.SIGTERM):
-        run_trainer(run, config)
+        run_trainer(run, config, parsed.rank)
     return 0
 
 

@@ -124,8 +124,15 @@ class TrainingConfig(Section):
     """Recompute activations in the backward pass: less memory, more time."""
     checkpoint_every: int = Field(default=20, ge=0)
     """Steps between checkpoints, from which `train --resume` goes on; 0 writes none."""
+    num_ranks: int = Field(default=1, ge=1)
+    """Training processes. Each takes groups when it has nothing to do; gradients are added up before an update."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of the trainer; 0 divides the machine between the processes."""
+    """CPU threads of each rank; 0 divides the machine between the processes."""
+
+    @property
+    def rank_names(self) -> list[str]:
+        """The ranks' names as processes, lanes and targets of faults."""
+        return ["trainer"] if self.num_ranks == 1 else [f"trainer-{rank}" for rank in range(self.num_ranks)]
 
 
 class WeightsConfig(Section):
@@ -238,6 +245,12 @@ class Config(BaseSettings):
                 f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be divided into "
                 f"training.updates_per_step={self.training.updates_per_step} equal updates: make it a multiple"
             )
+        groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
+        if self.training.num_ranks > groups_per_update:
+            raise ValueError(
+                f"training.num_ranks={self.training.num_ranks} is more than the {groups_per_update} groups of an update: "
+                "a rank would have nothing to do; lower it or raise rollout.groups_per_step"
+            )
         return self
 
     @classmethod
@@ -281,7 +294,7 @@ def _checked(values: dict[str, Any]) -> Config:
 
 CHANGEABLE_ON_RESUME = (
     "num_steps", "cluster", "engine", "conductor", "observe", "reward", "training.learning_rate",
-    "training.max_grad_norm", "training.checkpoint_every", "training.threads",
+    "training.max_grad_norm", "training.checkpoint_every", "training.num_ranks", "training.threads",
 )  # fmt: skip
 
 

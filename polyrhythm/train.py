@@ -14,6 +14,7 @@ from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.lane import Lane
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.models import load_policy, save_policy
+from polyrhythm.training.ranks import join_ranks, leave_ranks
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
@@ -22,35 +23,45 @@ from polyrhythm.weights.store import WeightStore
 def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoints: Checkpoints, lane: Lane) -> None:
     for step in loader.steps():  # engines hold policy v{step.version}, verified
         trainer.begin_step(step.version)
+        if not trainer.ranks.is_first:
+            with lane.doing("verify"):
+                store.verify(trainer.policy, step.version)  # the ranks have not drifted apart
         for update in step.updates():  # one, unless training.updates_per_step says more
             for micro_batch in update:  # finished groups, as they finish
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
             trainer.optim_step()  # divide by the totals, clip, update
+        metrics = trainer.metrics() | _times(lane)
+        if not trainer.ranks.is_first:
+            continue
         with lane.doing("publish"):
             store.publish(trainer.policy, version=step.version + 1)
-        step.commit(trainer.metrics() | _times(lane))  # ledger, cursor and metrics move together
+        step.commit(metrics)  # ledger, cursor and metrics move together
         checkpoints.save_if_due(step.version + 1)
 
 
-def run_trainer(run: RunFolder, config: Config) -> None:
+def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
     url, token = run.wait_for_url("conductor", 30.0), run.tokens()["admin"]
-    client = ConductorClient(url, token)
-    lane = ChaosLane("trainer", client.report, run) if run.faults("trainer") else Lane("trainer", client.report)
+    client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
+    lane = ChaosLane(name, client.report, run, is_first=rank == 0) if run.faults(name) else Lane(name, client.report)
     with lane.doing("start"):
-        trainer = Trainer(config, load_policy(run.model_dir), lane)
+        ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file, config.conductor.stall_deadline_s)
+        trainer = Trainer(config, load_policy(run.model_dir), lane, ranks)
         if cores_follow_demand(config):
             ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)
         checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
         if run.first_step > 0:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)
-        store.publish(trainer.policy, version=run.first_step)
+        if ranks.is_first:
+            store.publish(trainer.policy, version=run.first_step)
     loader = RolloutLoader(client, config, lane=lane, first_step=run.first_step)
     train(loader, trainer, store, checkpoints, lane)
-    with lane.doing("save"):
-        checkpoints.save_last(config.num_steps)
-        save_policy(trainer.policy, run.model_dir, run.trained_model)
+    leave_ranks()
+    if ranks.is_first:
+        with lane.doing("save"):
+            checkpoints.save_last(config.num_steps)
+            save_policy(trainer.policy, run.model_dir, run.trained_model)
 
 
 def _times(lane: Lane) -> dict[str, float]:

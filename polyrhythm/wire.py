@@ -82,16 +82,17 @@ class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The trainer has published `version` and asks for the groups of the step of the same number."""
+    """The first rank has published `version` and opens the step of the same number; the others wait for that."""
 
     version: int
+    rank: int = 0
 
 
 class GroupsReply(msgspec.Struct, frozen=True):
-    """Groups from the asked-for offset on, in hand-out order. `num_groups` is the total of the step."""
+    """The next groups of a rank, in hand-out order. `is_last`: nothing of what it asked about is still to come."""
 
     groups: list[Group]
-    num_groups: int
+    is_last: bool
 
 
 class CommitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,10 +112,11 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class TrainerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the trainer is doing now, and its finished spans since the last report."""
+    """What a rank of the trainer is doing now, and its finished spans since the last report."""
 
     doing: str
     spans: list[Span]
+    lane: str = "trainer"
 
 
 def encode(message: Any) -> bytes:

@@ -90,14 +90,13 @@ class ScriptedSource:
         self.events.append(f"open {version}")
         self.num_arrived, self.handed_out = 0, []
 
-    def groups(self, version: int, offset: int, wait_s: float) -> GroupsReply:
+    def groups(self, version: int, offset: int, until: int, wait_s: float) -> GroupsReply:
         if wait_s > 0 and self.num_arrived < len(self.arrivals):
             arrival = [msgspec.structs.replace(group, step=version) for group in self.arrivals[self.num_arrived]]
             self.handed_out += arrival
             self.num_arrived += 1
             self.events += [f"finished {group.position}" for group in arrival]
-        total = sum(len(arrival) for arrival in self.arrivals)
-        return GroupsReply(groups=self.handed_out[offset:], num_groups=total)
+        return GroupsReply(groups=self.handed_out[offset:until], is_last=len(self.handed_out) >= until)
 
     def commit_step(self, version: int, metrics: dict[str, float]) -> None:
         self.events.append(f"commit {version}")

@@ -20,12 +20,16 @@ BALLAST_FILE = "ballast"
 
 
 class ChaosLane(Lane):
-    """The trainer's lane, which knows the moments: before or after an activity, faults strike trainer and conductor."""
+    """A rank's lane, which knows the moments: before or after an activity, faults strike this rank.
 
-    def __init__(self, name: str, send: Callable[[TrainerReport], None], run: RunFolder):
+    Those of the conductor strike at moments of the first rank.
+    """
+
+    def __init__(self, name: str, send: Callable[[TrainerReport], None], run: RunFolder, *, is_first: bool = True):
         super().__init__(name, send)
         self._run = run
-        self._faults = [(who, faults) for who in ("trainer", "conductor") if (faults := run.faults(who))]
+        struck = (name, "conductor") if is_first else (name,)
+        self._faults = [(who, faults) for who in struck if (faults := run.faults(who))]
         self._step = run.first_step - 1
 
     @contextmanager
@@ -34,7 +38,7 @@ class ChaosLane(Lane):
         due = [(who, faults, fault) for who, faults in self._faults if (fault := faults.due(what, self._step))]
         for who, faults, fault in due:
             if fault.what in SIGNALS:
-                pid = os.getpid() if who == "trainer" else self._run.pid("conductor")
+                pid = self._run.pid("conductor") if who == "conductor" else os.getpid()
                 faults.witness(fault, self._step, f"at {what}", pid)
                 os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
             elif fault.what == "disk_full":

@@ -31,7 +31,7 @@ class LocalRun:
         self.threads = threads
         self.view: View = NoView()
         self.conductor: Part | None = None
-        self.trainer: Part | None = None
+        self.ranks: list[Part] = []
         self.reviver = Reviver(folder.path) if folder.faults("supervisor") else None
         self.fleet = Fleet(folder, threads.engine, config.engine.max_restarts, self.note)
         self.autoscaler = Autoscaler(config.engine, self.fleet, folder.path / "autoscale.jsonl", self.note)
@@ -42,7 +42,9 @@ class LocalRun:
             self._wait_for_conductor()
             for index in range(self.config.engine.num):
                 self.fleet.start(f"engine-{index}")
-            self.trainer = start_part(self.folder, "trainer", ["trainer"], self.threads.trainer)
+            for rank, name in enumerate(self.config.training.rank_names):
+                command = ["trainer", "--rank", str(rank)]
+                self.ranks.append(start_part(self.folder, name, command, self.threads.trainer))
         except BaseException:
             self.close()
             raise
@@ -53,14 +55,14 @@ class LocalRun:
 
     @property
     def parts(self) -> list[Part]:
-        return [part for part in (self.conductor, *self.fleet.parts.values(), self.trainer) if part is not None]
+        return [part for part in (self.conductor, *self.fleet.parts.values(), *self.ranks) if part is not None]
 
     def watch(self, view: View) -> None:
-        """Until the trainer is done. A conductor or trainer that ends badly is a RunError that names it."""
-        assert self.conductor is not None and self.trainer is not None
+        """Until the trainer is done. A conductor or rank that ends badly is a RunError that names it."""
+        assert self.conductor is not None
         self.view = view
-        while self.trainer.returncode != 0:
-            if self.conductor.returncode is not None or self.trainer.returncode is not None:
+        while any(rank.returncode != 0 for rank in self.ranks):
+            if self.conductor.returncode is not None or any(rank.returncode for rank in self.ranks):
                 raise RunError(self._what_happened())
             if self.reviver:
                 self.reviver.look()
@@ -108,7 +110,7 @@ class LocalRun:
         """Name the parts that ended, those killed by a signal first: the others usually fell after them."""
         time.sleep(0.5)
         ended = [
-            part for part in self.parts if part.returncode is not None and (part is not self.trainer or part.returncode)
+            part for part in self.parts if part.returncode is not None and (part not in self.ranks or part.returncode)
         ]
         if not ended:
             return "the conductor did not start in time"

@@ -33,6 +33,7 @@ class RunFolder:
         self.requests = path / "requests"
         self.checkpoints = path / "checkpoints"
         self.trained_model = path / "model"
+        self.meeting_file = self.processes / "ranks"
 
     @classmethod
     def create(cls, config: Config, model_dir: Path) -> "RunFolder":
@@ -65,7 +66,7 @@ class RunFolder:
     def reopen(self, config: Config, first_step: int) -> None:
         """Make the folder of an ended run ready to go on at `first_step`; what was logged beyond it will be made again."""
         self._lock()
-        for stale in (*self.processes.glob("*.json"), *self.requests.glob("*")):
+        for stale in (*self.processes.glob("*"), *self.requests.glob("*")):
             stale.unlink()
         for name in ("metrics.jsonl", "samples.jsonl"):
             _keep_steps_below(self.path / name, first_step)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.cores import CoreBalance, CorePlan
+from polyrhythm.conductor.dealing import Dealing
 from polyrhythm.conductor.dispatcher import Dispatcher, RequestSettings, Scorer, Text
 from polyrhythm.conductor.engine_client import EngineClient
 from polyrhythm.conductor.engine_state import EngineHealth, EngineState, Limits
@@ -18,6 +19,7 @@ from polyrhythm.conductor.lengths import LengthHistory
 from polyrhythm.conductor.pool import Engine, EnginePool
 from polyrhythm.conductor.step import Step
 from polyrhythm.conductor.step_metrics import step_metrics
+from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.types import Group, Problem, Sampling
@@ -79,8 +81,7 @@ class Conductor:
         self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
         self.step: Step | None = None
         self.failure: str | None = None
-        self.trainer = TrainerReport(doing="start", spans=[])
-        self.trainer_since_s = time.monotonic()
+        self.trainer = TrainerState(config.training.rank_names)
         self.history: dict[str, list[float | None]] = {"reward": [], "accuracy": []}
         self.last_metrics: dict[str, float] = {}
         self.last_samples: list[dict[str, Any]] = []
@@ -106,7 +107,7 @@ class Conductor:
         self._last_event_s = time.monotonic()
         self._servable_s = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
-        self.cores = CoreBalance(cores, self.pool, lambda: self.trainer.doing, self._changed) if cores else None
+        self.cores = CoreBalance(cores, self.pool, lambda: self.trainer.whole.doing, self._changed) if cores else None
 
     async def run(self) -> None:
         """Holds the tasks that steps and engines start, watches over them, and ends them all at a failure."""
@@ -166,8 +167,15 @@ class Conductor:
         self.pool.dismiss(self._engine(name), "removed", for_good=True)
         self._event()
 
-    async def open_step(self, version: int) -> None:
-        """Answers when engines hold `version` and the first groups are on their way. Asking again is harmless."""
+    async def open_step(self, version: int, rank: int = 0) -> None:
+        """Answers when engines hold `version` and the first groups are on their way. Asking again is harmless.
+
+        The first rank begins the step, because it has published the weights; the others wait for that.
+        """
+        self._check_rank(rank)
+        while rank > 0 and (self.step is None or self.step.version < version):
+            self._raise_failure()
+            await self._changed.wait(TICK_S)
         if self.step is None or self.step.version != version:
             self._begin_step(version)
         step = self.step
@@ -177,16 +185,20 @@ class Conductor:
             await self._changed.wait(TICK_S)
         self._raise_failure()
 
-    async def groups(self, version: int, offset: int, wait_s: float) -> GroupsReply:
-        """Finished groups from `offset` on, as soon as there is one; none when `wait_s` have passed."""
+    async def groups(self, version: int, offset: int, until: int, wait_s: float, rank: int = 0) -> GroupsReply:
+        """The groups of a rank after its first `offset`, among the first `until` of the step, as soon as there is one.
+
+        None when there will be no more, or when `wait_s` have passed.
+        """
+        self._check_rank(rank)
         step = self._step_at(version)
         until_s = time.monotonic() + wait_s
         while True:
             self._raise_failure()
-            groups = step.groups_from(offset)
+            groups, is_last = step.share(rank, offset, min(until, step.num_groups))
             remaining_s = until_s - time.monotonic()
-            if groups or offset >= step.num_groups or remaining_s <= 0:
-                return GroupsReply(groups=groups, num_groups=step.num_groups)
+            if groups or is_last or remaining_s <= 0:
+                return GroupsReply(groups=groups, is_last=is_last)
             await step.changed.wait(min(remaining_s, TICK_S))
 
     def commit(self, request: CommitStep) -> None:
@@ -213,13 +225,11 @@ class Conductor:
         self._event()
 
     def report(self, report: TrainerReport) -> None:
-        """What the trainer does now, and what it has done."""
-        # To have waited is no event: the trainer waits in short polls, for ever if nothing comes.
-        if report.doing != self.trainer.doing or any(span.what != "wait" for span in report.spans):
+        """What a rank of the trainer does now, and what it has done."""
+        if report.lane not in self.trainer.ranks:
+            raise Conflict(f"{report.lane!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
+        if self.trainer.saw(report):
             self._event()
-        if report.doing != self.trainer.doing:
-            self.trainer_since_s = time.monotonic()
-        self.trainer = report
         self.pool.spans.extend(report.spans)
 
     async def trainer_threads(self, known: int, wait_s: float) -> int:
@@ -238,7 +248,9 @@ class Conductor:
             cursor=cursor,
             problems=self._problems.take(cursor, rollout.groups_per_step),
             ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size, rollout.max_tokens),
+            schedule=self.config.schedule,
             order=self.config.order,
+            dealing=Dealing(self.config.training.num_ranks, in_turn=self.config.order == "problem"),
             opened_at_s=time.monotonic(),
         )
         num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))
@@ -342,6 +354,11 @@ class Conductor:
         if engine is None or engine.health.state is EngineState.GONE:
             raise Conflict(f"there is no engine {name!r}: join first")
         return engine
+
+    def _check_rank(self, rank: int) -> None:
+        num_ranks = self.config.training.num_ranks
+        if not 0 <= rank < num_ranks:
+            raise Conflict(f"there is no rank {rank}: training.num_ranks={num_ranks}")
 
     def _step_at(self, version: int) -> Step:
         if self.step is None or self.step.version != version:

@@ -3,36 +3,40 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engine_client import EngineError
 from polyrhythm.conductor.pool import Engine, EnginePool
+from polyrhythm.conductor.trainer_state import TRAINER_WAITS_AT
 
 TICK_S = 0.1
 SET_DEADLINE_S = 5.0
-TRAINER_WAITS_AT = ("wait", "load", "start", "commit")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CorePlan:
-    """The cores of this host, and the threads of each side while both have work."""
+    """The cores of this host, and the threads of each rank and each engine while both sides have work."""
 
     num_cores: int
     trainer: int
     engine: int
+    num_ranks: int = 1
 
 
 def share_cores(plan: CorePlan, *, trainer_works: bool, num_busy_engines: int) -> CorePlan:
     """Who gets how many threads now: each side all of them, unless both have work. An idle side takes nothing by that."""
     if trainer_works and num_busy_engines:
         return plan
-    engine = max(1, plan.num_cores // max(1, num_busy_engines))
-    return CorePlan(plan.num_cores, trainer=plan.num_cores, engine=engine)
+    return replace(
+        plan,
+        trainer=max(1, plan.num_cores // plan.num_ranks),
+        engine=max(1, plan.num_cores // max(1, num_busy_engines)),
+    )
 
 
 @dataclass

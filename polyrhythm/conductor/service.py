@@ -25,6 +25,7 @@ from polyrhythm.weights.server import WeightServer
 from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
 
 MAX_WAIT_S = 60.0
+ALL_GROUPS = 2**31 - 1
 BODY_DEADLINE_S = 30.0
 SHUTDOWN_DEADLINE_S = 1.0
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -125,13 +126,15 @@ class Service:
         return _reply({})
 
     async def _open(self, request: web.Request) -> web.Response:
-        await self._conductor.open_step((await _message(request, OpenStep)).version)
+        asked = await _message(request, OpenStep)
+        await self._conductor.open_step(asked.version, asked.rank)
         return _reply({})
 
     async def _groups(self, request: web.Request) -> web.Response:
-        offset = int(_number(request, "offset"))
-        wait_s = min(_number(request, "wait_s"), MAX_WAIT_S)
-        return _reply(await self._conductor.groups(int(request.match_info["version"]), offset, wait_s))
+        version, wait_s = int(request.match_info["version"]), min(_number(request, "wait_s"), MAX_WAIT_S)
+        offset, rank = int(_number(request, "offset")), int(_number(request, "rank"))
+        until = int(_number(request, "until", default=ALL_GROUPS))
+        return _reply(await self._conductor.groups(version, offset, until, wait_s, rank))
 
     async def _commit(self, request: web.Request) -> web.Response:
         self._conductor.commit(await _message(request, CommitStep))
@@ -161,9 +164,9 @@ def _reply(message: object) -> web.Response:
     return web.Response(body=wire.encode(message), content_type=wire.CONTENT_TYPE)
 
 
-def _number(request: web.Request, name: str) -> float:
+def _number(request: web.Request, name: str, default: float = 0) -> float:
     try:
-        value = float(request.query.get(name, 0))
+        value = float(request.query.get(name, default))
     except ValueError:
         value = -1.0
     if not 0 <= value < 2**31:

@@ -9,6 +9,7 @@ from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engine_state import EngineState
 from polyrhythm.conductor.pool import Engine
 from polyrhythm.conductor.step import Step
+from polyrhythm.conductor.trainer_state import RankState
 from polyrhythm.wire import Span
 
 NUM_RECENT_SPANS = 300
@@ -21,13 +22,14 @@ def run_status(conductor: Conductor) -> dict[str, Any]:
         "num_steps": conductor.config.num_steps,
         "schedule": conductor.config.schedule,
         "policy_version": step.version if step else -1,
-        "trainer": {"doing": conductor.trainer.doing, "since_s": time.monotonic() - conductor.trainer_since_s},
+        "trainer": _rank_status("trainer", conductor.trainer.whole),
+        "ranks": [_rank_status(name, state) for name, state in conductor.trainer.ranks.items()],
         "engines": [engine_status(engine) for engine in conductor.pool.engines],
         "groups": {
             "expected": step.num_groups if step else conductor.config.rollout.groups_per_step,
             "dispatched": step.num_dispatched if step else 0,
             "complete": len(step.finished) if step else 0,
-            "taken": step.num_taken if step else 0,
+            "taken": step.dealing.num_taken if step else 0,
         },
         "last": conductor.last_metrics,
         "history": conductor.history,
@@ -81,11 +83,16 @@ def who_waits(conductor: Conductor) -> str:
     if step.dispatched_at_s is None:
         return f"the trainer waits for {_names_of_loading(engines)} to load version {step.version}"
     busy = [engine.name for engine in engines if engine.flights]
-    if conductor.trainer.doing == "wait" and not step.is_complete:
+    doing = conductor.trainer.whole.doing
+    if doing == "wait" and not step.is_complete:
         return f"the trainer waits for {', '.join(busy) or 'rewards'}"
     if step.is_complete:
-        return f"engines wait for the trainer, which has taken {step.num_taken} of {step.num_groups} groups"
-    return f"nobody: engines generate, the trainer is at {conductor.trainer.doing}"
+        return f"engines wait for the trainer, which has taken {step.dealing.num_taken} of {step.num_groups} groups"
+    return f"nobody: engines generate, the trainer is at {doing}"
+
+
+def _rank_status(name: str, state: RankState) -> dict[str, Any]:
+    return {"name": name, "doing": state.doing, "since_s": time.monotonic() - state.since_s}
 
 
 def _names_of_loading(engines: list[Engine]) -> str:
@@ -97,7 +104,9 @@ def dump(conductor: Conductor) -> str:
     """Everybody and what they wait for, one line each: for the log when nothing happens any more."""
     now_s = time.monotonic()
     lines = [who_waits(conductor)]
-    lines.append(f"trainer: {conductor.trainer.doing} for {now_s - conductor.trainer_since_s:.0f} s")
+    lines += [
+        f"{name}: {state.doing} for {now_s - state.since_s:.0f} s" for name, state in conductor.trainer.ranks.items()
+    ]
     for engine in conductor.pool.engines:
         health = engine.health
         lines.append(
@@ -116,7 +125,7 @@ def _step_lines(step: Step, conductor: Conductor) -> list[str]:
     generated = [position for position in open_positions if not step.ledger.missing(position)]
     waiting = [position for position in open_positions if position not in flying and position not in generated]
     return [
-        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.num_taken} taken",
+        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.dealing.num_taken} taken",
         f"  positions that wait for an engine: {waiting}",
         f"  positions that wait for their rewards: {generated}",
     ]

@@ -5,22 +5,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.dealing import Dealing
 from polyrhythm.conductor.ledger import Ledger
 from polyrhythm.types import Completion, Group, Problem, Rollout
-
-MAX_TOKENS_PER_REPLY = 1_000_000
 
 
 @dataclass(eq=False)
 class Step:
-    """`handed_out` is the order in which the trainer sees groups: as they finish, or by position."""
+    """`handed_out` is what the trainer may have, in the order in which it sees groups: as they finish, or by position."""
 
     version: int
     cursor: int
     """Problems taken before this step."""
     problems: list[Problem]
     ledger: Ledger
+    schedule: Literal["periodic", "sync"]
     order: Literal["completion", "problem"]
+    dealing: Dealing
     opened_at_s: float
     changed: Change = field(default_factory=Change)
     handed_out: list[Group] = field(default_factory=list)
@@ -33,7 +34,6 @@ class Step:
     num_retries: int = 0
     num_hedged: int = 0
     num_replaced: int = 0
-    num_taken: int = 0
     num_scored: int = 0
     reward_errors: list[str] = field(default_factory=list)
     metrics: dict[str, float] | None = None
@@ -66,11 +66,8 @@ class Step:
         group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
         self.finished[position] = group
         self.finished_at_s[position] = now_s
-        if self.order == "completion":
-            self.handed_out.append(group)
-        else:
-            while len(self.handed_out) in self.finished:
-                self.handed_out.append(self.finished[len(self.handed_out)])
+        if self.schedule == "periodic" or self.is_complete:
+            self._hand_out()
         self.changed.set()
         return group
 
@@ -101,13 +98,18 @@ class Step:
         self.ledger.forget(position)
         self.num_replaced += 1
 
-    def groups_from(self, offset: int) -> list[Group]:
-        """The groups from `offset` on, as many as one reply holds. Asking again for the same offset is harmless."""
-        groups, num_tokens = [], 0
-        for group in self.handed_out[offset:]:
-            num_tokens += group.num_completion_tokens + len(group.prompt_ids)
-            if groups and num_tokens > MAX_TOKENS_PER_REPLY:
-                break
-            groups.append(group)
-        self.num_taken = max(self.num_taken, min(offset, len(self.handed_out)) + len(groups))
-        return groups
+    def share(self, rank: int, offset: int, until: int) -> tuple[list[Group], bool]:
+        """The next groups of a rank among the step's first `until`, and whether they are its last of those."""
+        num_taken = self.dealing.num_taken
+        groups, is_last = self.dealing.share(self.handed_out, rank, offset, until)
+        if self.dealing.num_taken > num_taken:
+            self.changed.set()  # another rank may have waited for what this one got
+        return groups, is_last
+
+    def _hand_out(self) -> None:
+        """Everything that is finished or, in problem order, what is finished without a gap."""
+        if self.order == "completion":
+            self.handed_out += list(self.finished.values())[len(self.handed_out) :]
+            return
+        while len(self.handed_out) in self.finished:
+            self.handed_out.append(self.finished[len(self.handed_out)])

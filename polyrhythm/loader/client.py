@@ -11,21 +11,26 @@ from polyrhythm.errors import RunError
 T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
+FIRST_RANK_S = 600.0
+"""The first rank publishes weights and writes checkpoints before it opens the next step; the others wait."""
 
 
 class ConductorClient:
     """Sends the messages of `wire` and returns the decoded answers; trouble is a RunError that says whose."""
 
-    def __init__(self, url: str, token: str):
+    def __init__(self, url: str, token: str, rank: int = 0):
+        self._rank = rank
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=GRACE_S)
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
 
     def open_step(self, version: int, deadline_s: float) -> None:
-        self._call("POST", "/steps/open", wire.OpenStep(version=version), deadline_s)
+        if self._rank > 0:
+            deadline_s += FIRST_RANK_S
+        self._call("POST", "/steps/open", wire.OpenStep(version=version, rank=self._rank), deadline_s)
 
-    def groups(self, version: int, offset: int, wait_s: float) -> wire.GroupsReply:
-        path = f"/steps/{version}/groups?offset={offset}&wait_s={wait_s}"
+    def groups(self, version: int, offset: int, until: int, wait_s: float) -> wire.GroupsReply:
+        path = f"/steps/{version}/groups?offset={offset}&until={until}&rank={self._rank}&wait_s={wait_s}"
         return wire.decode(self._call("GET", path, None, wait_s + GRACE_S), wire.GroupsReply)
 
     def commit_step(self, version: int, metrics: dict[str, float]) -> None:

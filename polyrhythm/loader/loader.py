@@ -18,7 +18,7 @@ class GroupSource(Protocol):
     """Where groups come from: the conductor's client, or a script in a test."""
 
     def open_step(self, version: int, deadline_s: float) -> None: ...
-    def groups(self, version: int, offset: int, wait_s: float) -> GroupsReply: ...
+    def groups(self, version: int, offset: int, until: int, wait_s: float) -> GroupsReply: ...
     def commit_step(self, version: int, metrics: dict[str, float]) -> None: ...
 
 
@@ -53,48 +53,46 @@ class Step:
         self.loader = loader
         self.config = loader.config
         self.version = version
-        self._num_groups = loader.config.rollout.groups_per_step
         self._num_received = 0
         self._ready: list[Group] = []
+        self._until = 0
+        self._has_all = False
 
     def updates(self) -> Iterator[Iterator[MicroBatch]]:
         """One iterator over micro-batches per optimizer update; the groups are divided among them in hand-out order."""
         num_updates = self.config.training.updates_per_step
-        groups_per_update = self._num_groups // num_updates
         for _ in range(num_updates):
-            yield self._micro_batches(groups_per_update)
+            self._until += self.config.rollout.groups_per_step // num_updates
+            self._has_all = False
+            yield self._micro_batches()
 
     def commit(self, metrics: dict[str, float]) -> None:
         with self.loader.lane.doing("commit"):
             self.loader.source.commit_step(self.version, metrics)
 
-    def _micro_batches(self, num_groups: int) -> Iterator[MicroBatch]:
-        num_left = num_groups
-        while num_left:
-            groups = self._take(num_left)
-            num_left -= len(groups)
+    def _micro_batches(self) -> Iterator[MicroBatch]:
+        while groups := self._take():
             usable = [_without_excluded(group) for group in groups]
             yield MicroBatch(version=self.version, groups=usable, advantages=[self._advantages(g) for g in usable])
 
-    def _take(self, num_left: int) -> list[Group]:
-        """Groups for one micro-batch. Waits for: anything to train on (periodic), or all groups of the step (sync)."""
-        if self._num_received < self._num_groups:
+    def _take(self) -> list[Group]:
+        """Groups for one micro-batch, none at the end of the update. Waits for anything to train on."""
+        if not self._has_all and self._num_fitting(self._ready) == len(self._ready):  # there is room for more
             self._poll(wait_s=0.0)
-        while not self._may_start(num_left):
+        while not self._may_start():
             with self.loader.lane.doing("wait"):
                 self._poll(wait_s=LONG_POLL_S)
-        num_taken = self._num_fitting(self._ready[:num_left])
+        num_taken = self._num_fitting(self._ready)
         taken, self._ready = self._ready[:num_taken], self._ready[num_taken:]
         return taken
 
-    def _may_start(self, num_left: int) -> bool:
-        if self.config.schedule == "sync":
-            return self._num_received == self._num_groups
-        ready = self._ready[:num_left]
+    def _may_start(self) -> bool:
+        if self._has_all:
+            return True
         if self.config.order == "completion":
-            return bool(ready)
+            return bool(self._ready)
         # In problem order a micro-batch is cut by content alone, never by timing, so that a run repeats bit for bit.
-        return len(ready) == num_left or self._num_fitting(ready) < len(ready)
+        return self._num_fitting(self._ready) < len(self._ready)
 
     def _num_fitting(self, ready: list[Group]) -> int:
         """How many of the groups fill the token budget; at least one."""
@@ -116,12 +114,13 @@ class Step:
         return ADVANTAGES[self.config.algorithm.advantage]([rollout.reward or 0.0 for rollout in group.rollouts])
 
     def _poll(self, wait_s: float) -> None:
-        reply = self.loader.source.groups(self.version, self._num_received, wait_s)
+        reply = self.loader.source.groups(self.version, self._num_received, self._until, wait_s)
         for group in reply.groups:
             if group.step != self.version:
                 raise RunError(f"the conductor sent a group of step {group.step} during step {self.version}")
         self._ready.extend(reply.groups)
         self._num_received += len(reply.groups)
+        self._has_all = reply.is_last
 
 
 def _without_excluded(group: Group) -> Group:

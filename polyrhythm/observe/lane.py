@@ -35,5 +35,5 @@ class Lane:
 
     def _report(self, what: str) -> None:
         if self.send:
-            self.send(TrainerReport(doing=what, spans=self.finished))
+            self.send(TrainerReport(doing=what, spans=self.finished, lane=self.name))
             self.finished = []

@@ -124,18 +124,31 @@ def _eta(step_seconds: list[float], num_left: int) -> str:
 
 def _lane_lines(status: dict[str, Any], now_s: float, width: int, room: int) -> list[Text]:
     lane_width = max(10, width - NAME_WIDTH - DOING_WIDTH - 2)
-    trainer, engines = status["trainer"], status["engines"]
-    # Finished spans come with the status; what the trainer does now is a span without an end.
-    now = {"lane": "trainer", "what": trainer["doing"], "start_s": now_s - trainer["since_s"], "end_s": now_s}
-    spans = [*status["spans"], now]
-    shown = engines if len(engines) < room else engines[: max(1, room - 2)]
-    lines = [_lane("trainer", spans, f"{trainer['doing']} for {trainer['since_s']:.1f} s", now_s, lane_width)]
-    lines += [_lane(engine["name"], spans, _engine_doing(engine), now_s, lane_width) for engine in shown]
-    if len(shown) < len(engines):
-        lines.append(Text(f"and {len(engines) - len(shown)} more engines", style="bright_black"))
+    ranks, engines = status["ranks"], status["engines"]
+    # Finished spans come with the status; what a rank does now is a span without an end.
+    spans = [*status["spans"], *(_now(rank, now_s) for rank in ranks)]
+
+    def lane(part: dict[str, Any], doing: str) -> Text:
+        return _lane(part["name"], spans, doing, now_s, lane_width)
+
+    rank_lanes = [lane(rank, f"{rank['doing']} for {rank['since_s']:.1f} s") for rank in ranks]
+    engine_lanes = [lane(engine, _engine_doing(engine)) for engine in engines]
+    lines = _as_many_as_fit(rank_lanes, room - min(len(engines), room // 2), "ranks")
+    lines += _as_many_as_fit(engine_lanes, room - len(lines), "engines")
     if not engines:
         lines.append(Text("no engine has joined yet", style="bright_black"))
     return [Text(f"the last {WINDOW_S:.0f} s", style="bold"), *lines]
+
+
+def _now(rank: dict[str, Any], now_s: float) -> dict[str, Any]:
+    return {"lane": rank["name"], "what": rank["doing"], "start_s": now_s - rank["since_s"], "end_s": now_s}
+
+
+def _as_many_as_fit(lanes: list[Text], room: int, what: str) -> list[Text]:
+    if len(lanes) <= room:
+        return lanes
+    shown = lanes[: max(1, room - 1)]
+    return [*shown, Text(f"and {len(lanes) - len(shown)} more {what}", style="bright_black")]
 
 
 def _lane(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, width: int) -> Text:

@@ -11,6 +11,7 @@ WINDOW_S = 60.0
 GLYPHS = {
     "generate": ("█", "green"),
     "forward_backward": ("▓", "cyan"),
+    "reduce": ("▚", "red"),
     "update": ("▆", "magenta"),
     "publish": ("▄", "yellow"),
     "load": ("▒", "blue"),

@@ -28,11 +28,14 @@ class Optimizer:
         warm = min(1.0, (self.num_updates + 1) / num_warm_updates) if num_warm_updates else 1.0
         return self.config.learning_rate * warm
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Zeros where no rollout gave one: the moments must move alike in a new process and in one that has trained before."""
+        return [gradient_of(parameter) for parameter in self.parameters]
+
     @torch.no_grad()
     def step(self, divisor: float) -> dict[str, float]:
         learning_rate = self.learning_rate()
-        # Zeros where no rollout gave one: the moments must move alike in a new process and in one that has trained before.
-        gradients = [gradient_of(parameter) for parameter in self.parameters]
+        gradients = self.gradients()
         gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
         if not math.isfinite(gradient_norm):
             raise RunError(

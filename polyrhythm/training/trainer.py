@@ -1,5 +1,6 @@
 """`forward_backward` adds up gradients, `optim_step` makes the update: the two verbs of training."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ from polyrhythm.observe.lane import Lane
 from polyrhythm.training.layout import Layout, pack
 from polyrhythm.training.models import TriModel
 from polyrhythm.training.optimizer import Optimizer
+from polyrhythm.training.ranks import Ranks
 from polyrhythm.types import Group, MicroBatch
 
 
@@ -24,6 +26,16 @@ class _Sums:
     totals: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of_all(cls, ranks: Sequence["_Sums"]) -> "_Sums":
+        merged = cls()
+        for sums in ranks:
+            for name, value in sums.totals.items():
+                merged.add(name, value)
+            for name, value in sums.maxima.items():
+                merged.peak(name, value)
+        return merged
+
     def add(self, name: str, value: Tensor | float) -> None:
         self.totals[name] = self.totals.get(name, 0.0) + float(value)
 
@@ -32,10 +44,16 @@ class _Sums:
 
 
 class Trainer:
-    """One rank. Between two `optim_step`s it may be given any number of micro-batches in any order."""
+    """One rank. Between two `optim_step`s it may be given any number of micro-batches in any order.
 
-    def __init__(self, config: Config, policy: PreTrainedModel, lane: Lane | None = None):
+    `optim_step` and `metrics` are collective: every rank calls them, and gets the same.
+    """
+
+    def __init__(
+        self, config: Config, policy: PreTrainedModel, lane: Lane | None = None, ranks: Ranks | None = None
+    ):  # fmt: skip
         self.config = config
+        self.ranks = ranks or Ranks()
         longest = config.engine.context_length or None
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
         self.optimizer = Optimizer(policy, config.training)
@@ -76,7 +94,11 @@ class Trainer:
                 self._forward_backward(kept)
 
     def optim_step(self) -> None:
-        """Divide by what the micro-batches added to the divisor, clip, update."""
+        """Divide by what the micro-batches of all ranks added to the divisor, clip, update."""
+        if self.ranks.num > 1:
+            with self.lane.doing("reduce"):
+                self.divisor = sum(self.ranks.gather(self.divisor))
+                self.ranks.add_up(self.optimizer.gradients())
         with self.lane.doing("update"):
             if self.divisor > 0:
                 self.update_metrics = self.optimizer.step(self.divisor)
@@ -84,8 +106,9 @@ class Trainer:
             self.num_updates_in_step += 1
 
     def metrics(self) -> dict[str, float]:
-        """Of the step so far."""
-        return {**self.update_metrics, **_step_metrics(self.sums)}
+        """Of the step so far, over all ranks."""
+        sums = self.ranks.gather(self.sums)
+        return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **_balance(sums)}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:
         for group in micro_batch.groups:
@@ -205,6 +228,14 @@ def _per_position(layout: Layout, groups: list[Group]) -> Tensor:
         values.append(groups[pair[0]].rollouts[pair[1]].completion.rollout_logprobs[position])
         previous = pair
     return torch.tensor(values, dtype=torch.float32, device=layout.group_N.device)
+
+
+def _balance(sums: list[_Sums]) -> dict[str, float]:
+    """How evenly the ranks were used: with two of them 0.5 is even, 1.0 is one rank that did everything."""
+    if len(sums) == 1:
+        return {}
+    tokens = [rank.totals.get("row_tokens", 0.0) for rank in sums]
+    return {"ranks/num": len(sums), "ranks/largest_share": max(tokens) / (sum(tokens) or 1.0)}
 
 
 def _step_metrics(sums: _Sums) -> dict[str, float]:

@@ -98,6 +98,14 @@ class WeightStore:
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
             _read_all(file.fileno(), manifest, targets)
 
+    def verify(self, model: torch.nn.Module, version: int) -> None:
+        """Raises unless the model's weights are those that were published as `version`, to the last bit."""
+        manifest, tensors = read_manifest(self.root, version), weights_of(model)
+        _check_fit(manifest, tensors)
+        with ThreadPoolExecutor(NUM_READERS) as readers:
+            digests = readers.map(lambda tensor: _digest(_bytes_of(tensor)), tensors.values())
+            _refuse_wrong(manifest, dict(zip(tensors, digests, strict=True)))
+
     def _staging_folder(self) -> Path:
         staging = self.root / _STAGING
         staging.mkdir(exist_ok=True)
@@ -189,11 +197,15 @@ def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
 
 
 def _read_all(descriptor: int, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
-    def is_wrong(name: str) -> bool:
-        return _read_tensor(descriptor, manifest.tensors[name], targets[name]) != manifest.tensors[name].digest
-
     with ThreadPoolExecutor(NUM_READERS) as readers:
-        wrong = [name for name, is_bad in zip(targets, readers.map(is_wrong, targets), strict=True) if is_bad]
+        digests = readers.map(
+            lambda name: _read_tensor(descriptor, manifest.tensors[name], targets[name]), targets
+        )  # fmt: skip
+        _refuse_wrong(manifest, dict(zip(targets, digests, strict=True)))
+
+
+def _refuse_wrong(manifest: Manifest, digests: Mapping[str, str]) -> None:
+    wrong = [name for name, digest in digests.items() if digest != manifest.tensors[name].digest]
     if wrong:
         raise SnapshotError(f"{wrong[0]} of weights v{manifest.version} is not what was published: digests differ")
 

@@ -65,6 +65,7 @@ training.updates_per_step
 training.share_prompt
 training.gradient_checkpointing
 training.checkpoint_every
+training.num_ranks
 training.threads
 weights.root
 weights.keep

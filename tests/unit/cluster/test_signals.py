@@ -5,6 +5,14 @@ import pytest
 from polyrhythm.cluster.signals import signals_handled
 
 
+@pytest.fixture(autouse=True)
+def heeded_by_default():
+    """The suite itself may have been started so that it ignores SIGHUP."""
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, earlier)
+
+
 def test_signals_are_handled_for_a_while_and_as_before_afterwards():
     before = signal.getsignal(signal.SIGHUP)
     with signals_handled(signal.default_int_handler, signal.SIGHUP), pytest.raises(KeyboardInterrupt):
@@ -16,10 +24,7 @@ def test_signals_are_handled_for_a_while_and_as_before_afterwards():
 
 
 def test_a_signal_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with signals_handled(signal.default_int_handler, signal.SIGHUP):
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with signals_handled(signal.default_int_handler, signal.SIGHUP):
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -176,8 +176,11 @@ class Stage:
     async def open(self, version: int) -> tuple[int, bytes]:
         return await self.call("POST", "/steps/open", wire.OpenStep(version))
 
-    async def groups(self, version: int, offset: int, wait_s: float = 10.0) -> wire.GroupsReply:
-        status, body = await self.call("GET", f"/steps/{version}/groups?offset={offset}&wait_s={wait_s}")
+    async def groups(
+        self, version: int, offset: int, wait_s: float = 10.0, rank: int = 0, until: int = 1000
+    ) -> wire.GroupsReply:
+        query = f"offset={offset}&until={until}&rank={rank}&wait_s={wait_s}"
+        status, body = await self.call("GET", f"/steps/{version}/groups?{query}")
         assert status == 200, body
         return wire.decode(body, wire.GroupsReply)
 

@@ -108,7 +108,7 @@ def broken_message(kind: type) -> st.SearchStrategy[bytes]:
 async def test_an_engine_with_a_strange_address_harms_nobody_but_itself(make_stage):
     stage = await make_stage()
     conductor = stage.conductor
-    cores = CoreBalance(CorePlan(2, 1, 1), conductor.pool, lambda: conductor.trainer.doing, Change())
+    cores = CoreBalance(CorePlan(2, 1, 1), conductor.pool, lambda: conductor.trainer.whole.doing, Change())
     telling = asyncio.create_task(cores.run())
     for url in ("file:///etc/passwd", "gopher://x", "", "http://", "http://127.0.0.1:1", "http://[::1", "\x00",
                 "http://a..b:80", f"http://{'a' * 70}.com", "http://x:99999"):  # fmt: skip

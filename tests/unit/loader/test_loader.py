@@ -35,12 +35,6 @@ def test_training_starts_before_the_last_group_is_finished():
     ]  # fmt: skip
 
 
-def test_sync_trains_only_when_all_groups_are_finished():
-    source = ScriptedSource([[make_group(position)] for position in (2, 0, 1)])
-    run_step(source, config_for(3, schedule="sync"))
-    assert source.events == ["open 0", "finished 2", "finished 0", "finished 1", "train [2, 0, 1]", "commit 0"]
-
-
 def test_an_idle_trainer_takes_what_is_ready_and_a_full_budget_makes_a_micro_batch():
     groups = [make_group(position) for position in (0, 1, 2, 4, 5)]  # all with reward variance
     cost = [len(group.prompt_ids) + group.num_completion_tokens - len(group.rollouts) for group in groups]
@@ -80,8 +74,8 @@ def test_a_rollout_without_reward_takes_no_part_in_the_group():
 
 def test_a_group_of_another_step_is_refused():
     class WrongStep(ScriptedSource):
-        def groups(self, version, offset, wait_s):
-            reply = super().groups(version, offset, wait_s)
+        def groups(self, version, offset, until, wait_s):
+            reply = super().groups(version, offset, until, wait_s)
             return msgspec.structs.replace(reply, groups=[msgspec.structs.replace(g, step=7) for g in reply.groups])
 
     with pytest.raises(RunError, match="a group of step 7 during step 0"):

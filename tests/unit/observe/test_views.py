@@ -29,7 +29,7 @@ def engine(name: str, **changes: Any) -> dict[str, Any]:
 def make_status(**changes: Any) -> dict[str, Any]:
     return {
         "step": 3, "num_steps": 20, "schedule": "periodic", "policy_version": 3,
-        "trainer": {"doing": "forward_backward", "since_s": 2.0},
+        "ranks": [{"name": "trainer", "doing": "forward_backward", "since_s": 2.0}],
         "engines": [engine("engine-0"), engine("engine-1", state="loading")],
         "groups": {"expected": 8, "dispatched": 7, "complete": 4, "taken": 2},
         "last": {"time/step_s": 6.0, "train/grad_norm": 0.5, "onpolicy/violations": 0.0},

@@ -8,6 +8,7 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import RolloutLoader
+from polyrhythm.training.ranks import Ranks
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
@@ -21,9 +22,12 @@ def config_for(**flags):
     return load_config([], {"num_steps": 1, "rollout": rollout, "training": training, **flags})
 
 
-def gradients_of(policy, config, arrivals, trainer_class=Trainer) -> tuple[list[torch.Tensor], Trainer]:
+def gradients_of(
+    policy, config, arrivals, trainer_class=Trainer, ranks: Ranks | None = None
+) -> tuple[list[torch.Tensor], Trainer]:
     """One step through loader and trainer; the gradients of every update as AdamW receives them."""
-    trainer = trainer_class(config, copy.deepcopy(policy))
+    trainer = trainer_class(config, copy.deepcopy(policy), ranks=ranks)
+    source = ScriptedSource(arrivals) if isinstance(arrivals, list) else arrivals
     seen: list[torch.Tensor] = []
     update = trainer.optimizer.adamw.step
 
@@ -32,7 +36,7 @@ def gradients_of(policy, config, arrivals, trainer_class=Trainer) -> tuple[list[
         update()
 
     trainer.optimizer.adamw.step = record_and_update
-    for step in RolloutLoader(ScriptedSource(arrivals), config).steps():
+    for step in RolloutLoader(source, config).steps():
         trainer.begin_step(step.version)
         for micro_batches in step.updates():
             for micro_batch in micro_batches:

@@ -1,0 +1,36 @@
+"""What the ranks of the trainer are doing, as they have reported it."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polyrhythm.wire import TrainerReport
+
+TRAINER_WAITS_AT = ("wait", "load", "start", "commit", "reduce")
+
+
+@dataclass
+class RankState:
+    doing: str = "start"
+    since_s: float = field(default_factory=time.monotonic)
+
+
+class TrainerState:
+    """The ranks by name; the trainer as a whole works while one of them does."""
+
+    def __init__(self, names: Sequence[str]):
+        self.ranks = {name: RankState() for name in names}
+
+    @property
+    def whole(self) -> RankState:
+        """The first rank that works or, if all wait, the first rank."""
+        states = list(self.ranks.values())
+        return next((state for state in states if state.doing not in TRAINER_WAITS_AT), states[0])
+
+    def saw(self, report: TrainerReport) -> bool:
+        """Take a report; whether anything has happened. To have waited is no event: ranks wait in short polls, for ever if nothing comes."""
+        state = self.ranks[report.lane]
+        is_other = report.doing != state.doing
+        if is_other:
+            self.ranks[report.lane] = RankState(report.doing)
+        return is_other or any(span.what != "wait" for span in report.spans)

@@ -1,0 +1,112 @@
+"""The ranks of the trainer: processes with one copy of the policy each, which train on different groups.
+
+Losses are sums, so the gradient of a step is the sum over ranks of what each has added up. Every rank then makes the same
+update with the same numbers. That they stay equal is not assumed: at every step the others check their weights against
+those that the first has published.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from polyrhythm.errors import RunError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Ranks:
+    """One rank among all. Its methods are collective: every rank calls the same ones in the same order."""
+
+    def __init__(self, rank: int = 0, num: int = 1, device: torch.device | None = None, deadline_s: float = 600.0):
+        self.rank = rank
+        self.num = num
+        self._device = device or torch.device("cpu")
+        self._deadline = timedelta(seconds=deadline_s)
+
+    @property
+    def is_first(self) -> bool:
+        """The first rank speaks for all: it opens and commits steps, publishes weights and writes checkpoints."""
+        return self.rank == 0
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Put the sum over all ranks into each tensor, the same bits on every rank."""
+        if self.num == 1:
+            return
+        try:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                assert work is not None
+                work.wait(timeout=self._deadline)
+        except RuntimeError as error:
+            raise _lost(error) from None
+
+    def gather(self, message: T) -> list[T]:
+        """What every rank has to say, in their order; as JSON, because pickle would run what it is sent."""
+        if self.num == 1:
+            return [message]
+        said = torch.frombuffer(bytearray(msgspec.json.encode(message)), dtype=torch.uint8)
+        length = torch.tensor([len(said)])
+        lengths = [torch.zeros_like(length) for _ in range(self.num)]
+        try:
+            self._all_gather(lengths, length)
+            longest = int(max(lengths))
+            padded = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.num)]
+            self._all_gather(padded, torch.nn.functional.pad(said, (0, longest - len(said))))
+        except RuntimeError as error:
+            raise _lost(error) from None
+        rows = zip(padded, lengths, strict=True)
+        return [msgspec.json.decode(bytes(row[: int(num)].tolist()), type=type(message)) for row, num in rows]
+
+    def _all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
+        there = [row.to(self._device) for row in into]
+        dist.all_gather(there, tensor.to(self._device))
+        for row, received in zip(into, there, strict=True):
+            row.copy_(received)
+
+
+def join_ranks(rank: int, num: int, meeting_file: Path, deadline_s: float) -> Ranks:
+    """Wait for the other ranks of this machine. They find each other through a file that only their user can read.
+
+    Accelerators are given out by rank; that has not been run on any.
+    """
+    if num == 1:
+        return Ranks()
+    device = torch.device("cpu")
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
+        device = accelerator
+    os.environ["GLOO_SOCKET_IFNAME"] = _loopback_interface()  # gloo would listen on the first address of the machine
+    try:
+        store = dist.FileStore(str(meeting_file), num)  # pyright: ignore
+        backend, deadline = dist.get_default_backend_for_device(device), timedelta(seconds=deadline_s)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(f"rank {rank} of {num} did not meet the others within {deadline_s:g} s: {error}") from None
+    return Ranks(rank, num, device, deadline_s)
+
+
+def leave_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _loopback_interface() -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    raise RunError("this machine has no loopback interface: ranks of the trainer cannot meet; use training.num_ranks=1")
+
+
+def _lost(error: RuntimeError) -> RunError:
+    log.info("a collective operation failed: %s", error)
+    return RunError("another rank of the trainer has gone: its log says why")
