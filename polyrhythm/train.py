@@ -30,13 +30,12 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
             for micro_batch in update:  # finished groups, as they finish
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
             trainer.optim_step()  # divide by the totals, clip, update
-        metrics = trainer.metrics() | _times(lane)
-        if not trainer.ranks.is_first:
-            continue
-        with lane.doing("publish"):
-            store.publish(trainer.policy, version=step.version + 1)
-        step.commit(metrics)  # ledger, cursor and metrics move together
-        checkpoints.save_if_due(step.version + 1)
+        metrics = trainer.metrics()
+        if trainer.ranks.is_first:  # it speaks for all
+            with lane.doing("publish"):
+                store.publish(trainer.policy, version=step.version + 1)
+            step.commit(metrics | _times(lane))  # ledger, cursor and metrics move together
+            checkpoints.save_if_due(step.version + 1)
 
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:

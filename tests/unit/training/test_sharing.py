@@ -178,7 +178,9 @@ def two_threads():
 
 
 @pytest.mark.pretrained
-@pytest.mark.timeout(900)  # less than one minute on a quiet machine; threads that wait for each other suffer from a busy one
+@pytest.mark.timeout(
+    900
+)  # less than one minute on a quiet machine; threads that wait for each other suffer from a busy one
 def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one, two_threads):
     """Separate sequences go through the same trainer, and through transformers' own attention.
 
