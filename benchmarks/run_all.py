@@ -21,6 +21,7 @@ BENCHMARKS = {
     "logprobs.py": "Log-probabilities without logits, vocabulary of 152k",
     "schedules.py": "Periodic against sync on the same work",
     "training_share.py": "The quickstart's training time with and without shared prompts",
+    "ranks.py": "A training step by one rank, by two, and by one with the threads of both",
     "tri_model.py": "Peak memory of one, two and three models",
     "utilisation.py": "How busy the cores are over quickstart steps, and what weights cost",
     "conductor.py": "The conductor without models: CPU per rollout, memory per rollout in flight",

@@ -1,0 +1,184 @@
+"""One training step by one rank, by two ranks with as many threads each, and by one rank with the threads of both. JSON last.
+
+The groups are there from the start, so that training alone is measured: forward and backward passes, adding up gradients,
+the update, and the check that all ranks hold the same weights.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from polyrhythm.cluster.threads import process_environment
+from polyrhythm.weights.pretrained import resolve_model
+
+MODES = {"one_rank": (1, 1), "two_ranks": (2, 1), "one_rank_two_threads": (1, 2)}
+GROUP_SIZE, PROMPT, COMPLETION = 8, 51, 4
+DEADLINE_S = 600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--short", action="store_true", help="two turns")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank is not None:
+        print(json.dumps(measure(options)))
+        return
+    resolve_model(options.model)
+    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory(dir=_roomy_place()) as place:
+        for turn in range(2 if options.short else options.turns):
+            for mode in MODES:
+                rows[mode].append(launch(mode, options, Path(place)))
+                print(f"turn {turn + 1}  {mode:21} {rows[mode][-1]['step_s']:6.2f} s", flush=True)
+        error = gradient_error(Path(place))
+    print(json.dumps(summary(rows) | {"max_gradient_error": error, "groups": options.groups, "model": options.model}))
+
+
+def summary(rows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    seconds = {mode: median(row["step_s"] for row in turns) for mode, turns in rows.items()}
+    return {
+        **{f"{mode}_s": round(value, 3) for mode, value in seconds.items()},
+        "speedup": round(seconds["one_rank"] / seconds["two_ranks"], 3),
+        "over_two_threads": round(seconds["one_rank_two_threads"] / seconds["two_ranks"], 3),
+        "reduce_s": round(median(row["reduce_s"] for row in rows["two_ranks"]), 3),
+        "verify_s": round(median(row["verify_s"] for row in rows["two_ranks"]), 3),
+        "steps_s": {mode: [round(row["step_s"], 2) for row in turns] for mode, turns in rows.items()},
+    }
+
+
+def launch(mode: str, options: argparse.Namespace, place: Path) -> dict[str, float]:
+    """The slowest of the ranks of one mode."""
+    num_ranks, num_threads = MODES[mode]
+    folder = place / mode
+    folder.mkdir(exist_ok=True)
+    (folder / "meeting").unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--model", options.model, "--groups", str(options.groups)]
+    command += ["--num-ranks", str(num_ranks), "--folder", str(folder)]
+    ranks = [
+        subprocess.Popen(
+            [*command, "--rank", str(rank)], env=process_environment(num_threads), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    for rank, (_, trouble) in zip(ranks, said, strict=True):
+        if rank.returncode:
+            raise SystemExit(trouble)
+    return max((json.loads(output.splitlines()[-1]) for output, _ in said), key=lambda row: row["step_s"])
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """The second and third step of one rank; the first warms up and leaves its gradient."""
+    from safetensors.torch import save_file
+
+    from polyrhythm.config import load_config
+    from polyrhythm.loader import RolloutLoader
+    from polyrhythm.training.models import load_policy
+    from polyrhythm.training.ranks import join_ranks, leave_ranks
+    from polyrhythm.training.trainer import Trainer
+    from polyrhythm.weights.store import WeightStore
+
+    rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
+    training = {"num_ranks": options.num_ranks}
+    config = load_config([], {"num_steps": 3, "rollout": rollout, "training": training})
+    ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting", 120.0)
+    trainer = Trainer(config, load_policy(resolve_model(options.model)), ranks=ranks)
+    store, seconds = WeightStore(options.folder / "weights"), []
+    for step in RolloutLoader(Share(options), config, lane=trainer.lane).steps():
+        if ranks.is_first:
+            store.publish(trainer.policy, step.version)
+        ranks.gather(step.version)  # everybody is here
+        trainer.lane.take_seconds()
+        started = time.monotonic()
+        trainer.begin_step(step.version)
+        if not ranks.is_first:
+            with trainer.lane.doing("verify"):
+                store.verify(trainer.policy, step.version)
+        for update in step.updates():
+            for micro_batch in update:
+                trainer.forward_backward(micro_batch)
+            if step.version == 0:
+                keep = _recorder(trainer, lambda tensors: save_file(tensors, options.folder / "gradient.safetensors"))
+                trainer.optimizer.adamw.step = keep if ranks.is_first else trainer.optimizer.adamw.step
+            trainer.optim_step()
+        if step.version > 0:
+            seconds.append({"step_s": time.monotonic() - started, **trainer.lane.take_seconds()})
+    leave_ranks()
+    return {
+        "step_s": median(row["step_s"] for row in seconds),
+        "reduce_s": median(row.get("reduce", 0.0) for row in seconds),
+        "verify_s": median(row.get("verify", 0.0) for row in seconds),
+    }
+
+
+class Share:
+    """A source that has all groups of a rank's share at once, dealt in turn."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+
+    def open_step(self, version: int, deadline_s: float) -> None: ...
+
+    def groups(self, version: int, offset: int, until: int, wait_s: float):
+        from polyrhythm.wire import GroupsReply
+
+        mine = range(self.options.rank, self.options.groups, self.options.num_ranks)
+        return GroupsReply(groups=[_group(version, position) for position in mine][offset:], is_last=True)
+
+    def commit_step(self, version: int, metrics: dict[str, float]) -> None: ...
+
+
+def _group(version: int, position: int):
+    from polyrhythm.types import Completion, Group, Rollout
+
+    rollouts = []
+    for index in range(GROUP_SIZE):
+        tokens = [100 + (7 * position + 3 * index + place) % 1000 for place in range(COMPLETION)]
+        completion = Completion(token_ids=tokens, rollout_logprobs=[-1.0] * COMPLETION, finish_reason="stop")
+        rollouts.append(Rollout(index, completion, version, reward=float(index % 2)))
+    prompt = [100 + (11 * position + place) % 1000 for place in range(PROMPT)]
+    return Group(version, position, position, prompt, rollouts)
+
+
+def _recorder(trainer, save):
+    """AdamW's step, which first keeps the gradient it is given; once."""
+    update = trainer.optimizer.adamw.step
+
+    def record_and_update():
+        named = zip(trainer.optimizer.names, trainer.optimizer.parameters, strict=True)
+        save({name: parameter.grad.clone() for name, parameter in named})
+        trainer.optimizer.adamw.step = update
+        update()
+
+    return record_and_update
+
+
+def gradient_error(place: Path) -> float:
+    """How far the gradient of two ranks is from that of one, relative to its norm, after division and clipping."""
+    import torch
+    from safetensors.torch import load_file
+
+    one, two = (load_file(place / mode / "gradient.safetensors") for mode in ("one_rank", "two_ranks"))
+    difference = torch.stack([(one[name] - two[name]).norm() for name in one]).norm()
+    return float(difference / torch.stack([tensor.norm() for tensor in one.values()]).norm())
+
+
+def _roomy_place() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+if __name__ == "__main__":
+    main()
