@@ -40,6 +40,8 @@ WITHOUT_DEADLINE = {
     ("cluster/lifeline.py", "os.read(sys.stdin.fileno(), 4096)"): "a daemon thread that waits for its parent's end",
     ("conductor/service.py", "runner.setup()"): LOCAL,
     ("conductor/service.py", "runner.cleanup()"): "the runner has a shutdown timeout",
+    ("engine/listener.py", "loop.create_server("): LOCAL,
+    ("engine/listener.py", "self._server.start_serving()"): LOCAL,
     ("engine/server.py", "runner.setup()"): LOCAL,
     ("engine/server.py", "runner.cleanup()"): "the runner has a shutdown timeout",
     ("engine/membership.py", "session.post("): SESSION,
