@@ -1,6 +1,8 @@
 """All processes of a run on this machine: started, watched, ended together."""
 
+import contextlib
 import signal
+import subprocess
 import time
 from datetime import datetime
 from typing import Any
@@ -13,12 +15,13 @@ from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
-from polyrhythm.errors import RunError
+from polyrhythm.errors import ConductorFailed, RunError
 from polyrhythm.observe.view import NoView, View
 
 POLL_S = 0.2
 CONDUCTOR_DEADLINE_S = 60.0
 END_DEADLINE_S = 5.0
+SETTLE_S = 0.5
 STATUS_DEADLINE_S = 2.0
 
 
@@ -106,11 +109,21 @@ class LocalRun:
 
     def _what_happened(self) -> str:
         """Name the parts that ended, those killed by a signal first: the others usually fell after them."""
-        time.sleep(0.5)
-        ended = [
-            part for part in self.parts if part.returncode is not None and (part is not self.trainer or part.returncode)
-        ]
+        time.sleep(SETTLE_S)
+        named = self.parts
+        if self.trainer and (self.trainer.returncode == 0 or self._conductor_took_trainer_along()):
+            named.remove(self.trainer)
+        ended = [part for part in named if part.returncode is not None]
         if not ended:
             return "the conductor did not start in time"
         ended.sort(key=lambda part: (part.returncode or 0) >= 0)
         return "\n".join(part.obituary() for part in ended)
+
+    def _conductor_took_trainer_along(self) -> bool:
+        """Whether the trainer says so by its exit code, and the conductor, which answers it first, then ends as well."""
+        assert self.conductor is not None and self.trainer is not None
+        if self.trainer.returncode != ConductorFailed.exit_code:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.conductor.process.wait(END_DEADLINE_S)
+        return self.conductor.returncode is not None

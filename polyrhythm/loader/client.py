@@ -6,11 +6,12 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from polyrhythm import wire
-from polyrhythm.errors import RunError
+from polyrhythm.errors import ConductorFailed, RunError
 
 T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
+RUN_FAILED = 503
 
 
 class ConductorClient:
@@ -47,11 +48,12 @@ class ConductorClient:
         try:
             status, content = self._exchange(method, path, body, deadline_s)
         except TimeoutError:
-            raise RunError(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
+            raise ConductorFailed(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise RunError(f"the conductor cannot be reached: {error or type(error).__name__}") from None
+            raise ConductorFailed(f"the conductor cannot be reached: {error or type(error).__name__}") from None
         if status != 200:
-            raise RunError(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
+            failed = ConductorFailed if status == RUN_FAILED else RunError
+            raise failed(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
         return content
 
     def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> tuple[int, bytes]:
