@@ -30,12 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown:
             raise UserError(_explain_unknown(unknown[0], arguments[0]))
         return parsed.run(parsed)
-    except UserError as error:
+    except (UserError, RunError) as error:
         _complain(str(error))
-        return 2
-    except RunError as error:
-        _complain(str(error))
-        return 1
+        return error.exit_code
     except KeyboardInterrupt:
         print("\ninterrupted: all processes have ended", file=sys.stderr)
         return 130

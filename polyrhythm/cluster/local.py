@@ -13,12 +13,13 @@ from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
-from polyrhythm.errors import RunError
+from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.view import NoView, View
 
 POLL_S = 0.2
 CONDUCTOR_DEADLINE_S = 60.0
 END_DEADLINE_S = 5.0
+SETTLE_S = 0.5
 STATUS_DEADLINE_S = 2.0
 
 
@@ -107,12 +108,22 @@ class LocalRun:
             return None  # if the conductor is gone, the next look at the processes says so
 
     def _what_happened(self) -> str:
-        """Name the parts that ended, those killed by a signal first: the others usually fell after them."""
-        time.sleep(0.5)
-        ended = [
-            part for part in self.parts if part.returncode is not None and (part not in self.ranks or part.returncode)
-        ]
-        if not ended:
+        """Name the parts that failed by themselves, those killed by a signal first: the others usually fell after them."""
+        time.sleep(SETTLE_S)
+        until, failed = time.monotonic() + END_DEADLINE_S, self._failed()
+        while failed and all(map(_fell_after_another, failed)) and time.monotonic() < until:
+            time.sleep(0.1)  # whoever they fell after answers first and ends then
+            failed = self._failed()
+        causes = [part for part in failed if not _fell_after_another(part)] or failed
+        if not causes:
             return "the conductor did not start in time"
-        ended.sort(key=lambda part: (part.returncode or 0) >= 0)
-        return "\n".join(part.obituary() for part in ended)
+        causes.sort(key=lambda part: (part.returncode or 0) >= 0)
+        return "\n".join(part.obituary() for part in causes)
+
+    def _failed(self) -> list[Part]:
+        """The parts that have ended and should not have; a rank may end when it is done."""
+        return [part for part in self.parts if part.returncode or (part.returncode == 0 and part not in self.ranks)]
+
+
+def _fell_after_another(part: Part) -> bool:
+    return part.returncode == AnotherFailed.exit_code

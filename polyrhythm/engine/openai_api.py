@@ -1,11 +1,11 @@
 """The OpenAI API of an engine: text in, text out, streamed if asked, by the weights that are loaded."""
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from polyrhythm.types import ChatMessage
 from polyrhythm.wire import GenerateReply, GenerateRequest
 
 _REQUEST_DEADLINE_S = 3600.0
+_LAST_WORD_DEADLINE_S = 30.0
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -197,14 +198,13 @@ class OpenAiApi:
                     if not response.prepared:
                         await response.prepare(request)
                     await response.write(b"".join(stream.events(arrived)))
-            await response.write(stream.ending())
-            await response.write_eof()
+            await _end_stream(request, response, stream.ending())
         except ConnectionError:
             log.debug("the client has gone before the end of its stream")
         except Exception as error:
             if not response.prepared:
                 raise
-            await response.write(event(_failure_body(error)))
+            await _end_stream(request, response, event(_failure_body(error)))
         return response
 
 
@@ -264,7 +264,7 @@ def _whole_reply(job: Job, replies: list[GenerateReply]) -> web.Response:
     return job.frame.whole(choices, usage(job.num_prompt_tokens, num_tokens))
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _one_failure_ends_all():
     """Tasks that live within a deadline; the first failure cancels the others and is raised as it is."""
     try:
@@ -274,6 +274,21 @@ async def _one_failure_ends_all():
         raise failures.exceptions[0] from None
     except TimeoutError:
         raise TookTooLong(f"the request was not done within {_REQUEST_DEADLINE_S:.0f} s") from None
+
+
+async def _end_stream(request: web.Request, response: web.StreamResponse, last_word: bytes) -> None:
+    """Say the last word. A client that does not read it in time loses its connection, which would stay forever.
+
+    By a timer, because aiohttp does not wait twice: after a wait for a client was cancelled, the next one fails at once,
+    and the connection is closed only when the client has read what is left.
+    """
+    if request.transport is None:
+        return
+    cut_off = asyncio.get_running_loop().call_later(_LAST_WORD_DEADLINE_S, request.transport.abort)
+    with contextlib.suppress(ConnectionError):
+        await response.write(last_word)
+        await response.write_eof()
+    cut_off.cancel()
 
 
 def _failure_body(error: Exception) -> Json:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from yarl import URL
 
 from polyrhythm import wire
 from polyrhythm.chaos import Faults
@@ -22,12 +21,13 @@ from polyrhythm.config import EngineConfig
 from polyrhythm.doorkeeper import Doorkeeper
 from polyrhythm.engine import prometheus
 from polyrhythm.engine.core import InferenceEngine
+from polyrhythm.engine.listener import Listener
 from polyrhythm.engine.membership import stay_in_run
 from polyrhythm.engine.openai_api import OpenAiApi
 from polyrhythm.engine.openai_replies import error_body, json_response, refusal_body
 from polyrhythm.engine.refusals import Refused
 from polyrhythm.engine.request_body import read_body
-from polyrhythm.errors import RunError, UserError
+from polyrhythm.errors import RunError
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
 _CLOSE_DEADLINE_S = 5.0
@@ -91,7 +91,7 @@ async def run_engine(
     `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `faults` are
     those of a chaos plan.
     """
-    async with InferenceEngine(model_dir, config, store=store) as engine:
+    async with Listener(host, port) as listener, InferenceEngine(model_dir, config, store=store) as engine:
         outermost = []
         if faults is not None and store is not None:
             from polyrhythm.engine.faults import FaultyEngine
@@ -106,13 +106,9 @@ async def run_engine(
             shutdown_timeout=_CLOSE_DEADLINE_S,
         )
         await runner.setup()
+        assert runner.server is not None
         try:
-            site = web.TCPSite(runner, host, port)
-            try:
-                await site.start()
-            except OSError as error:
-                raise UserError(f"cannot listen at {host} port {port}: {error.strerror}") from None
-            url = str(URL.build(scheme="http", host=host, port=runner.addresses[0][1]))
+            url = await listener.open(runner.server)
             ready(url)
             async with app[DOORKEEPER].watching(runner.server):
                 if join_url is not None and tokens is not None:
@@ -121,6 +117,7 @@ async def run_engine(
                 else:
                     await _while_it_works(engine, asyncio.Event().wait())
         finally:
+            listener.close()
             await runner.cleanup()
 
 

@@ -6,13 +6,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from polyrhythm import wire
-from polyrhythm.errors import RunError
+from polyrhythm.errors import AnotherFailed, RunError
 
 T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
 FIRST_RANK_S = 600.0
 """The first rank publishes weights and writes checkpoints before it opens the next step; the others wait."""
+RUN_FAILED = 503
 
 
 class ConductorClient:
@@ -52,11 +53,12 @@ class ConductorClient:
         try:
             status, content = self._exchange(method, path, body, deadline_s)
         except TimeoutError:
-            raise RunError(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
+            raise AnotherFailed(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
         except (OSError, http.client.HTTPException) as error:
-            raise RunError(f"the conductor cannot be reached: {error or type(error).__name__}") from None
+            raise AnotherFailed(f"the conductor cannot be reached: {error or type(error).__name__}") from None
         if status != 200:
-            raise RunError(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
+            failed = AnotherFailed if status == RUN_FAILED else RunError
+            raise failed(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
         return content
 
     def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> tuple[int, bytes]:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polyrhythm.errors import RunError
+from polyrhythm.errors import AnotherFailed, RunError
 
 T = TypeVar("T")
 
@@ -107,6 +107,6 @@ def _loopback_interface() -> str:
     raise RunError("this machine has no loopback interface: ranks of the trainer cannot meet; use training.num_ranks=1")
 
 
-def _lost(error: RuntimeError) -> RunError:
+def _lost(error: RuntimeError) -> AnotherFailed:
     log.info("a collective operation failed: %s", error)
-    return RunError("another rank of the trainer has gone: its log says why")
+    return AnotherFailed("another rank of the trainer has gone: its log says why")

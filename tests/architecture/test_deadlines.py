@@ -30,7 +30,7 @@ SERVED = "the client that asked has a deadline, and its leaving cancels the hand
 LIFE = "the life of the process: it ends by being cancelled or by a signal"
 LOCAL = "local and short: no network, no other process"
 SESSION = "the session was made with a total timeout"
-READER = "a client that does not read keeps nobody waiting but itself"
+CUT_OFF = "a timer cuts the connection off, which ends the wait"
 TIMEOUT_SCOPES = ("asyncio.timeout(", "_one_failure_ends_all(")  # the second holds the first
 WITHOUT_DEADLINE = {
     ("cli.py", "task"): LIFE,
@@ -40,13 +40,15 @@ WITHOUT_DEADLINE = {
     ("cluster/lifeline.py", "os.read(sys.stdin.fileno(), 4096)"): "a daemon thread that waits for its parent's end",
     ("conductor/service.py", "runner.setup()"): LOCAL,
     ("conductor/service.py", "runner.cleanup()"): "the runner has a shutdown timeout",
+    ("engine/listener.py", "loop.create_server("): LOCAL,
+    ("engine/listener.py", "self._server.start_serving()"): LOCAL,
     ("engine/server.py", "runner.setup()"): LOCAL,
     ("engine/server.py", "runner.cleanup()"): "the runner has a shutdown timeout",
     ("engine/membership.py", "session.post("): SESSION,
     ("engine/membership.py", "reply.content.read("): SESSION,
     ("engine/openai_api.py", "asyncio.to_thread("): LOCAL,
-    ("engine/openai_api.py", "response.write("): READER,
-    ("engine/openai_api.py", "response.write_eof()"): READER,
+    ("engine/openai_api.py", "response.write(last_word)"): CUT_OFF,
+    ("engine/openai_api.py", "response.write_eof()"): CUT_OFF,
     ("engine/faults.py", "generating"): SERVED,
     ("engine/faults.py", "response.prepare("): SERVED,
     ("engine/faults.py", "response.write("): SERVED,

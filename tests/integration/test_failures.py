@@ -35,6 +35,7 @@ def test_a_killed_part_ends_the_run_within_15_seconds_and_is_named(cli, part):
     assert time.monotonic() - killed_at < 15
     assert outcome.returncode == 1
     assert f"{part} was killed by SIGKILL" in outcome.output
+    assert outcome.output.count("(log: ") == 1, "it alone is named"
     assert_nothing_left(cli, processes)
 
 
@@ -74,4 +75,6 @@ def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward
 def test_a_reward_that_always_fails_ends_the_run_and_says_so(cli):
     outcome = cli.train(task__options='{"path": "problems.jsonl", "reward": "my_rewards:always_raises"}')
     assert outcome.returncode == 1
+    assert "conductor ended with exit code 1: every reward of step 1 failed" in outcome.output
     assert "no reward today" in outcome.output
+    assert outcome.output.count("(log: ") == 1, "it alone is named"

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from polyrhythm.cluster import engines
 from polyrhythm.cluster import fleet as fleet_module
 from polyrhythm.cluster.fleet import Fleet
 from polyrhythm.cluster.part import Part
@@ -135,6 +136,16 @@ def test_requested_engines_are_started_once_and_never_under_a_name_that_is_taken
     fleet.start_requested()
     fleet.start_requested()
     assert fleet.names == ["engine-0", "engine-1", "engine-2"] and len(notes) == 2
+
+
+def test_engines_that_are_added_in_a_row_get_names_of_their_own_before_they_have_joined(
+    make_fleet, folder, monkeypatch
+):
+    fleet, _ = make_fleet(0, "engine-0")
+    monkeypatch.setattr(engines, "_status", lambda run: status(run, engine_0="ready"))
+    monkeypatch.setattr(time, "sleep", lambda _: fleet.start_requested())  # the supervisor looks while they wait
+    assert [engines.add_engine(folder), engines.add_engine(folder)] == ["engine-1", "engine-2"]
+    assert fleet.names == ["engine-0", "engine-1", "engine-2"]
 
 
 def test_a_part_that_does_not_listen_is_killed_when_it_is_asked_again_later(folder, monkeypatch):

@@ -21,7 +21,7 @@ from polyrhythm.conductor.journal import Journal
 from polyrhythm.conductor.service import Service, sampling_of
 from polyrhythm.config import Config
 from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.types import Completion, Problem
+from polyrhythm.types import Completion, Group, Problem, rollout_seed
 from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 
 VOCAB_SIZE = 1000
@@ -242,6 +242,18 @@ class Stage:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
+
+
+def assert_undisturbed(stage: Stage, groups: list[Group]) -> None:
+    """Every group is there once, with the completions that its seeds give, whoever generated them."""
+    assert sorted(group.position for group in groups) == list(range(stage.conductor.config.rollout.groups_per_step))
+    for group in groups:
+        assert group.problem_index == group.position
+        assert [rollout.index for rollout in group.rollouts] == [0, 1]
+        for rollout in group.rollouts:
+            seed = rollout_seed(0, 0, group.problem_index, rollout.index)
+            assert rollout.completion == Completion([seed % 1000, 1], [-0.5, -0.25], "stop")
+            assert rollout.policy_version == 0
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from transformers import AutoTokenizer
 
@@ -29,8 +31,15 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[ass
 class Client:
     """Speaks JSON to an engine that serves the model under the name "tiny"."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, engine: InferenceEngine):
-        self.session, self.url, self.engine = session, url, engine
+    def __init__(self, session: aiohttp.ClientSession, server: TestServer, engine: InferenceEngine):
+        self.session, self.server, self.engine = session, server, engine
+        self.url = str(server.make_url("")).rstrip("/")
+
+    @property
+    def connections(self) -> list[web.RequestHandler]:
+        """Those that the server holds: open, or with a handler that has not ended."""
+        assert self.server.runner and self.server.runner.server
+        return self.server.runner.server.connections
 
     async def post(self, path: str, **body) -> tuple[int, dict]:
         async with self.session.post(self.url + path, json=body) as reply:
@@ -59,7 +68,7 @@ async def connect(model_dir: Path, tokens: dict[str, str] | None = None, store: 
         server = TestServer(make_app(engine, tokens, OpenAiApi(engine, model_dir, "tiny")))
         await server.start_server()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-            yield Client(session, str(server.make_url("")).rstrip("/"), engine)
+            yield Client(session, server, engine)
         await server.close()
 
 
@@ -265,6 +274,40 @@ async def test_an_engine_that_fails_within_a_stream_ends_it_with_an_error(client
         monkeypatch.setattr(client.engine._runner, "decode", fail)
         last = (await reply.text()).strip().split("\n\n")[-1]
     assert "out of luck" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+@asynccontextmanager
+async def deaf_stream(client: Client, **body) -> AsyncIterator[asyncio.Transport]:
+    """A stream of which its client reads nothing: the server's end of it, with the smallest buffers."""
+    address, content = urlsplit(client.url), json.dumps(body | {"stream": True})
+    head = f"POST {address.path}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        deaf.connect((address.hostname, address.port))
+        await until(lambda: bool(client.connections))
+        transport = client.connections[0].transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        transport.set_write_buffer_limits(0)
+        deaf.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+        yield transport
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "asked"),
+    [(1.0, dict(n=16, max_tokens=900)), (60.0, dict(n=2, max_tokens=64))],
+    ids=["within the stream", "at its end"],
+)
+async def test_a_client_that_does_not_read_is_not_waited_for_beyond_the_deadline(
+    client: Client, monkeypatch, caplog, deadline_s, asked
+):
+    monkeypatch.setattr("polyrhythm.engine.openai_api._REQUEST_DEADLINE_S", deadline_s)
+    monkeypatch.setattr("polyrhythm.engine.openai_api._LAST_WORD_DEADLINE_S", 0.2)
+    async with deaf_stream(client, prompt="ab", seed=1, logprobs=0, **asked) as transport:
+        await until(lambda: transport.get_write_buffer_size() > 0)
+        await until(lambda: not client.connections)
+        await until(lambda: client.engine.status().num_running == client.engine.num_kv_tokens_used == 0)
+    assert not caplog.records, "nothing failed: a client has gone"
 
 
 async def test_metrics_are_what_prometheus_reads(client: Client):

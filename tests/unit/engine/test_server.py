@@ -1,4 +1,5 @@
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from polyrhythm import wire
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.core import InferenceEngine
 from polyrhythm.engine.server import make_app, run_engine
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
 from polyrhythm.types import Sampling
 from polyrhythm.weights.store import WeightStore
 
@@ -172,6 +173,16 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
         with pytest.raises(aiohttp.ClientConnectionError):
             async with aiohttp.ClientSession() as session, session.get(url + "/health"):
                 pass
+
+
+async def test_a_port_in_use_is_found_before_the_model_is_looked_at(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1 port {port}: .*in use"):
+            await run_engine(
+                model_dir=tmp_path / "none", store=None, name="e0", host="127.0.0.1", port=port, tokens=TOKENS,
+                config=CONFIG, join_url=None, ready=lambda url: None,
+            )  # fmt: skip
 
 
 async def test_an_engine_that_cannot_join_ends_with_the_cause(model_dir: Path, monkeypatch):

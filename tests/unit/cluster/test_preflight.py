@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+
+from polyrhythm.cluster.preflight import check_run
+from polyrhythm.config import Config
+from polyrhythm.errors import UserError
+
+
+def config_with_reward(folder: Path, reward: str, memory_mb: int) -> Config:
+    (folder / "problems.jsonl").write_text('{"prompt": "1 plus 1 is"}\n')
+    task = {"name": "jsonl", "options": {"path": str(folder / "problems.jsonl"), "reward": reward}}
+    return Config.model_validate({"task": task, "reward": {"memory_mb": memory_mb}})
+
+
+def test_a_reward_that_takes_too_much_memory_when_it_is_imported_is_the_users_error(tmp_path: Path, monkeypatch):
+    (tmp_path / "greedy.py").write_text("table = bytearray(2**30)\ndef score(completions): return [1.0]\n")
+    monkeypatch.chdir(tmp_path)
+    check_run(config_with_reward(tmp_path, "greedy:score", memory_mb=4096), None)
+    with pytest.raises(UserError, match="'greedy:score' cannot be imported: MemoryError"):
+        check_run(config_with_reward(tmp_path, "greedy:score", memory_mb=800), None)
