@@ -94,7 +94,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
     training = {"num_ranks": options.num_ranks}
     config = load_config([], {"num_steps": 3, "rollout": rollout, "training": training})
-    ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting", 120.0)
+    ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
     trainer = Trainer(config, load_policy(resolve_model(options.model)), ranks=ranks)
     store, seconds = WeightStore(options.folder / "weights"), []
     for step in RolloutLoader(Share(options), config, lane=trainer.lane).steps():

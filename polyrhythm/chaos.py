@@ -118,6 +118,13 @@ def read_plan(path: Path) -> ChaosPlan:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
+def check_ranks(plan: ChaosPlan, rank_names: Collection[str]) -> None:
+    """UserError for a fault of a trainer's rank that the run does not have: it would never fire."""
+    for number, fault in enumerate(plan.fault, 1):
+        if fault.kind_of_part == "trainer" and not fnmatch.filter(rank_names, fault.where):
+            raise UserError(f"fault {number}: where={fault.where!r} is nobody: use {', '.join(rank_names)}")
+
+
 class Faults:
     """The faults of one part of a run.
 

@@ -115,7 +115,7 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
 
 
 def _train(parsed: argparse.Namespace) -> int:
-    from polyrhythm.chaos import read_plan
+    from polyrhythm.chaos import check_ranks, read_plan
     from polyrhythm.cluster.local import LocalRun
     from polyrhythm.cluster.preflight import check_run
     from polyrhythm.cluster.signals import signals_handled
@@ -133,7 +133,7 @@ def _train(parsed: argparse.Namespace) -> int:
     config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     threads = plan_threads(config, num_cores())
     if parsed.chaos:
-        read_plan(parsed.chaos)
+        check_ranks(read_plan(parsed.chaos), config.training.rank_names)
     if parsed.dry_run:
         check_run(config, find_model(config.model))
         print(json.dumps(config.model_dump(), indent=2))
@@ -285,6 +285,8 @@ def _trainer(parsed: argparse.Namespace) -> int:
     from polyrhythm.train import run_trainer
 
     run, config = _join_run(parsed)
+    if not 0 <= parsed.rank < config.training.num_ranks:
+        raise UserError(f"--rank {parsed.rank}: from 0 to {config.training.num_ranks - 1}, see training.num_ranks")
     with signals_handled(signal.default_int_handler, signal.SIGTERM):
         run_trainer(run, config, parsed.rank)
     return 0

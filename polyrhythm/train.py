@@ -34,7 +34,7 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
         if trainer.ranks.is_first:  # it speaks for all
             with lane.doing("publish"):
                 store.publish(trainer.policy, version=step.version + 1)
-            step.commit(metrics | _times(lane))  # ledger, cursor and metrics move together
+            step.commit(_times(lane) | metrics)  # ledger, cursor and metrics move together
             checkpoints.save_if_due(step.version + 1)
 
 
@@ -44,7 +44,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
     lane = ChaosLane(name, client.report, run, is_first=rank == 0) if run.faults(name) else Lane(name, client.report)
     with lane.doing("start"):
-        ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file, config.conductor.stall_deadline_s)
+        ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file)
         trainer = Trainer(config, load_policy(run.model_dir), lane, ranks)
         if cores_follow_demand(config):
             ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)

@@ -209,6 +209,11 @@ class Conductor:
             return
         if not step.is_complete:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
+        if step.dealing.num_taken < step.num_groups:
+            raise Conflict(
+                f"the ranks have taken {step.dealing.num_taken} of the {step.num_groups} groups of step {step.version}: "
+                f"all of training.num_ranks={self.config.training.num_ranks} must take part"
+            )
         engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
         self.pool.num_lost = 0
         if self.cores is not None:
@@ -242,7 +247,7 @@ class Conductor:
         if cursor is None or (self.step is not None and not (self.step.is_committed and self.step.version < version)):
             now = f"step {self.step.version} is open" if self.step else "no step is open"
             raise Conflict(f"step {version} cannot be opened: {now}")
-        rollout = self.config.rollout
+        rollout, training = self.config.rollout, self.config.training
         step = Step(
             version=version,
             cursor=cursor,
@@ -250,7 +255,9 @@ class Conductor:
             ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size, rollout.max_tokens),
             schedule=self.config.schedule,
             order=self.config.order,
-            dealing=Dealing(self.config.training.num_ranks, in_turn=self.config.order == "problem"),
+            dealing=Dealing(
+                training.num_ranks, training.tokens_per_micro_batch, in_turn=self.config.order == "problem"
+            ),
             opened_at_s=time.monotonic(),
         )
         num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))

@@ -1,5 +1,6 @@
 """Which rank of the trainer gets which group of a step: each group goes to exactly one."""
 
+import math
 from collections import Counter
 
 from polyrhythm.types import Group
@@ -10,12 +11,14 @@ MAX_TOKENS_PER_REPLY = 1_000_000
 class Dealing:
     """Deals the groups of one step, in hand-out order, to the ranks that ask for them.
 
-    By demand a rank that asks gets its part of what is there, so that a fast rank gets more groups in the end. In turn,
-    group i goes to rank i modulo `num_ranks` whenever it comes, so that a run repeats bit for bit.
+    By demand a rank that asks gets its part of what is there, but no more than about one micro-batch, because it could not
+    be taken back: so a fast rank gets more groups than a slow one. In turn, group i goes to rank i modulo `num_ranks`
+    whenever it comes, so that a run repeats bit for bit.
     """
 
-    def __init__(self, num_ranks: int, *, in_turn: bool):
+    def __init__(self, num_ranks: int, tokens_per_micro_batch: int, *, in_turn: bool):
         self.num_ranks = num_ranks
+        self._tokens_per_share = tokens_per_micro_batch if num_ranks > 1 else math.inf
         self._in_turn = in_turn
         self._dealt: list[list[Group]] = [[] for _ in range(num_ranks)]
         self._num_dealt = 0
@@ -37,8 +40,8 @@ class Dealing:
             self._deal_in_turn(ready)
         elif offset >= len(mine):
             self._deal_to(rank, ready)
-        groups = _one_reply(mine[offset:])
-        self._num_sent[rank] = max(self._num_sent[rank], offset + len(groups))
+        groups = _up_to(MAX_TOKENS_PER_REPLY, mine[offset:])
+        self._num_sent[rank] = max(self._num_sent[rank], min(offset, len(mine)) + len(groups))
         return groups, self._num_dealt >= until and offset + len(groups) >= len(mine)
 
     def _deal_in_turn(self, ready: list[Group]) -> None:
@@ -48,16 +51,16 @@ class Dealing:
 
     def _deal_to(self, rank: int, ready: list[Group]) -> None:
         waiting = ready[self._num_dealt :]
-        part = waiting[: -(-len(waiting) // self.num_ranks)]
+        part = _up_to(self._tokens_per_share, waiting[: math.ceil(len(waiting) / self.num_ranks)])
         self._dealt[rank] += part
         self._num_dealt += len(part)
 
 
-def _one_reply(groups: list[Group]) -> list[Group]:
-    """The first groups, as many as one reply holds."""
+def _up_to(max_tokens: float, groups: list[Group]) -> list[Group]:
+    """The first groups, as many as have no more tokens together; at least one."""
     num_tokens = 0
     for index, group in enumerate(groups):
         num_tokens += group.num_completion_tokens + len(group.prompt_ids)
-        if index and num_tokens > MAX_TOKENS_PER_REPLY:
+        if index and num_tokens > max_tokens:
             return groups[:index]
     return groups

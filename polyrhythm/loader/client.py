@@ -11,8 +11,9 @@ from polyrhythm.errors import AnotherFailed, RunError
 T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
-FIRST_RANK_S = 600.0
-"""The first rank publishes weights and writes checkpoints before it opens the next step; the others wait."""
+FIRST_RANK_S = 86_400.0
+"""The first rank publishes weights and writes checkpoints before it opens the next step; the others wait. The conductor
+judges whether anything still happens."""
 RUN_FAILED = 503
 
 

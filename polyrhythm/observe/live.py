@@ -145,10 +145,10 @@ def _now(rank: dict[str, Any], now_s: float) -> dict[str, Any]:
 
 
 def _as_many_as_fit(lanes: list[Text], room: int, what: str) -> list[Text]:
-    if len(lanes) <= room:
+    if len(lanes) <= max(1, room):
         return lanes
-    shown = lanes[: max(1, room - 1)]
-    return [*shown, Text(f"and {len(lanes) - len(shown)} more {what}", style="bright_black")]
+    shown = lanes[: max(0, room - 1)]
+    return [*shown, Text(f"{'and ' if shown else ''}{len(lanes) - len(shown)} more {what}", style="bright_black")]
 
 
 def _lane(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, width: int) -> Text:

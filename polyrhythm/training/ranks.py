@@ -21,6 +21,8 @@ from torch import Tensor
 from polyrhythm.errors import AnotherFailed, RunError
 
 T = TypeVar("T")
+DEADLINE = timedelta(days=1)
+"""Ranks may finish far apart. The conductor judges whether anything still happens and, if not, ends all of them."""
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +30,10 @@ log = logging.getLogger(__name__)
 class Ranks:
     """One rank among all. Its methods are collective: every rank calls the same ones in the same order."""
 
-    def __init__(self, rank: int = 0, num: int = 1, device: torch.device | None = None, deadline_s: float = 600.0):
+    def __init__(self, rank: int = 0, num: int = 1, device: torch.device | None = None):
         self.rank = rank
         self.num = num
         self._device = device or torch.device("cpu")
-        self._deadline = timedelta(seconds=deadline_s)
 
     @property
     def is_first(self) -> bool:
@@ -46,15 +47,15 @@ class Ranks:
         try:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 assert work is not None
-                work.wait(timeout=self._deadline)
+                work.wait(timeout=DEADLINE)
         except RuntimeError as error:
             raise _lost(error) from None
 
     def gather(self, message: T) -> list[T]:
-        """What every rank has to say, in their order; as JSON, because pickle would run what it is sent."""
+        """What every rank has to say, in their order; as msgpack, because pickle would run what it is sent."""
         if self.num == 1:
             return [message]
-        said = torch.frombuffer(bytearray(msgspec.json.encode(message)), dtype=torch.uint8)
+        said = torch.frombuffer(bytearray(msgspec.msgpack.encode(message)), dtype=torch.uint8)
         length = torch.tensor([len(said)])
         lengths = [torch.zeros_like(length) for _ in range(self.num)]
         try:
@@ -64,8 +65,8 @@ class Ranks:
             self._all_gather(padded, torch.nn.functional.pad(said, (0, longest - len(said))))
         except RuntimeError as error:
             raise _lost(error) from None
-        rows = zip(padded, lengths, strict=True)
-        return [msgspec.json.decode(bytes(row[: int(num)].tolist()), type=type(message)) for row, num in rows]
+        rows = [row[: int(num)].numpy().tobytes() for row, num in zip(padded, lengths, strict=True)]
+        return [msgspec.msgpack.decode(row, type=type(message)) for row in rows]
 
     def _all_gather(self, into: list[Tensor], tensor: Tensor) -> None:
         there = [row.to(self._device) for row in into]
@@ -74,7 +75,7 @@ class Ranks:
             row.copy_(received)
 
 
-def join_ranks(rank: int, num: int, meeting_file: Path, deadline_s: float) -> Ranks:
+def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DEADLINE) -> Ranks:
     """Wait for the other ranks of this machine. They find each other through a file that only their user can read.
 
     Accelerators are given out by rank; that has not been run on any.
@@ -88,11 +89,11 @@ def join_ranks(rank: int, num: int, meeting_file: Path, deadline_s: float) -> Ra
     os.environ["GLOO_SOCKET_IFNAME"] = _loopback_interface()  # gloo would listen on the first address of the machine
     try:
         store = dist.FileStore(str(meeting_file), num)  # pyright: ignore
-        backend, deadline = dist.get_default_backend_for_device(device), timedelta(seconds=deadline_s)
+        backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"rank {rank} of {num} did not meet the others within {deadline_s:g} s: {error}") from None
-    return Ranks(rank, num, device, deadline_s)
+        raise RunError(f"rank {rank} of {num} did not meet the others within {deadline}: {error}") from None
+    return Ranks(rank, num, device)
 
 
 def leave_ranks() -> None:
@@ -108,5 +109,5 @@ def _loopback_interface() -> str:
 
 
 def _lost(error: RuntimeError) -> AnotherFailed:
-    log.info("a collective operation failed: %s", error)
-    return AnotherFailed("another rank of the trainer has gone: its log says why")
+    log.warning("a collective operation failed: %s", error)
+    return AnotherFailed("another rank of the trainer does not answer")

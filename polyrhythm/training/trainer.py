@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -97,8 +98,9 @@ class Trainer:
         """Divide by what the micro-batches of all ranks added to the divisor, clip, update."""
         if self.ranks.num > 1:
             with self.lane.doing("reduce"):
-                self.divisor = sum(self.ranks.gather(self.divisor))
-                self.ranks.add_up(self.optimizer.gradients())
+                divisor = torch.tensor(self.divisor, dtype=torch.float64, device=self.device)
+                self.ranks.add_up([*self.optimizer.gradients(), divisor])
+                self.divisor = float(divisor)
         with self.lane.doing("update"):
             if self.divisor > 0:
                 self.update_metrics = self.optimizer.step(self.divisor)
@@ -107,8 +109,9 @@ class Trainer:
 
     def metrics(self) -> dict[str, float]:
         """Of the step so far, over all ranks."""
-        sums = self.ranks.gather(self.sums)
-        return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **_balance(sums)}
+        sums, waits = self.ranks.gather(self.sums), self.ranks.gather(self.lane.seconds.get("wait", 0.0))
+        balance = {"time/trainer_wait_s": fmean(waits), **_balance(sums)} if self.ranks.num > 1 else {}
+        return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **balance}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:
         for group in micro_batch.groups:
@@ -232,8 +235,6 @@ def _per_position(layout: Layout, groups: list[Group]) -> Tensor:
 
 def _balance(sums: list[_Sums]) -> dict[str, float]:
     """How evenly the ranks were used: with two of them 0.5 is even, 1.0 is one rank that did everything."""
-    if len(sums) == 1:
-        return {}
     tokens = [rank.totals.get("row_tokens", 0.0) for rank in sums]
     return {"ranks/num": len(sums), "ranks/largest_share": max(tokens) / (sum(tokens) or 1.0)}
 

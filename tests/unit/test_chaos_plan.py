@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.chaos import ChaosPlan, Fault, Faults, damage, read_plan, read_witness
+from polyrhythm.chaos import ChaosPlan, Fault, Faults, check_ranks, damage, read_plan, read_witness
 from polyrhythm.errors import UserError
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "chaos.toml"
@@ -81,3 +81,12 @@ def test_damage_leaves_a_file_of_another_size_or_content(tmp_path):
         damage(path, what)
         assert path.stat().st_size == size
         assert path.read_bytes() != bytes(100)
+
+
+def test_a_fault_of_a_rank_that_the_run_does_not_have_is_refused():
+    one, two = ["trainer"], ["trainer-0", "trainer-1"]
+    for where, fits in (("trainer", one), ("trainer-1", two), ("trainer-*", two), ("engine-9", one)):
+        check_ranks(ChaosPlan(fault=[Fault(what="kill", where=where)]), fits)
+    for where, names in (("trainer", two), ("trainer-*", one), ("trainer-2", two)):
+        with pytest.raises(UserError, match=f"fault 1: where='{where.replace('*', '.')}.*use {names[0]}"):
+            check_ranks(ChaosPlan(fault=[Fault(what="kill", where=where)]), names)

@@ -63,21 +63,27 @@ def test_the_frame_before_the_first_engine_and_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("num_engines", [1, 3, 40])
+@pytest.mark.parametrize("num_ranks", [1, 2, 64])
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 15), (200, 60), (40, 5)])
-def test_the_frame_fits_the_terminal(num_engines: int, width: int, height: int) -> None:
+def test_the_frame_fits_the_terminal(num_engines: int, num_ranks: int, width: int, height: int) -> None:
+    ranks = [{"name": f"trainer-{rank}", "doing": "reduce", "since_s": 1.0} for rank in range(num_ranks)]
     engines = [engine(f"engine-{index}" + "日本" * 10) for index in range(num_engines)]
     samples = [{"prompt": "p" * 500, "completion": "日" * 500, "reward": 0.0}] * 10
     history = {"reward": [0.5] * 500, "accuracy": [None] * 500}
     status = make_status(
-        engines=engines, samples=samples, history=history, num_steps=1000, waiting="w" * 300, failure="f" * 300
-    )
+        ranks=ranks, engines=engines, samples=samples, history=history, num_steps=1000, waiting="w" * 300,
+        failure="f" * 300,
+    )  # fmt: skip
     lines = render(status, width, height)
     assert len(lines) <= height
     assert max(cell_len(line) for line in lines) <= width
     if height >= 15:
         assert any("trainer" in line for line in lines) and any("failure" in line for line in lines)
     if num_engines == 40 and 15 <= height < 40:
-        assert re.search(r"and \d+ more engines", "\n".join(lines))
+        assert re.search(r"\d+ more engines", "\n".join(lines))
+    assert " 0 more" not in "\n".join(lines)
+    if num_ranks == 64 and height == 23:
+        assert re.search(r"and \d+ more ranks", "\n".join(lines))
     if height >= 23:
         assert any("│日" in line for line in lines)
 

@@ -48,13 +48,14 @@ def all_groups() -> list[Group]:
 
 def main(rank: int, num: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    ranks = join_ranks(rank, num, folder / "meeting", deadline_s=60.0)
+    ranks = join_ranks(rank, num, folder / "meeting")
     listening = [
         connection.laddr.ip
         for connection in psutil.Process().net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     said: dict = {"listening": listening, "metrics": {}}
+    said["gathered"] = [str(value) for value in ranks.gather([float("inf"), -1.5, float(rank)])]
     gradients = {}
     for name, flags in SCENARIOS.items():
         source = ShareSource(rank, 1 if name == "all to one rank" else num)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,22 @@ def test_ranks_have_the_gradient_of_one_rank_and_the_same_bits_everywhere(togeth
     assert (shown[0]["ranks/largest_share"] == 1.0) == (scenario == "all to one rank")
 
 
+def test_ranks_hear_each_other_in_order_and_numbers_arrive_as_they_are(said):
+    assert said[0]["gathered"] == [f"[inf, -1.5, {float(rank)}]" for rank in range(NUM_RANKS)]
+    assert all(rank["gathered"] == said[0]["gathered"] for rank in said)
+
+
 def test_ranks_listen_on_loopback_alone(said):
     assert all(rank["listening"] and set(rank["listening"]) == {"127.0.0.1"} for rank in said)
 
 
 def test_a_rank_does_not_wait_for_ever_for_the_others(tmp_path):
-    with pytest.raises(RunError, match="rank 0 of 2 did not meet the others within 1 s"):
-        join_ranks(0, 2, tmp_path / "meeting", deadline_s=1.0)
+    with pytest.raises(RunError, match="rank 0 of 2 did not meet the others within 0:00:01"):
+        join_ranks(0, 2, tmp_path / "meeting", timedelta(seconds=1))
 
 
 def test_one_rank_needs_nobody(tmp_path):
-    ranks = join_ranks(0, 1, tmp_path / "meeting", deadline_s=1.0)
+    ranks = join_ranks(0, 1, tmp_path / "meeting")
     tensor = torch.ones(3)
     ranks.add_up([tensor])
     assert ranks.is_first and ranks.gather({"a": 1}) == [{"a": 1}] and torch.equal(tensor, torch.ones(3))

@@ -39,6 +39,18 @@ async def test_a_rank_without_work_is_told_when_another_has_got_the_last_group(m
     assert (await stage.status())["groups"]["taken"] == 4
 
 
+async def test_a_step_is_not_committed_before_every_rank_has_taken_its_groups(make_stage):
+    stage = await make_stage(training=TWO_RANKS, order="problem")
+    await stage.open(0)
+    await stage.until(lambda: stage.conductor.step.is_complete)
+    assert len((await stage.groups(0, 0)).groups) == 2
+    assert len((await stage.groups(0, 999)).groups) == 0
+    status, said = await stage.commit(0)
+    assert status == 409 and b"the ranks have taken 2 of the 4 groups" in said
+    await stage.groups(0, 0, rank=1)
+    assert (await stage.commit(0))[0] == 200
+
+
 async def test_an_update_gets_no_groups_of_the_next_one(make_stage):
     stage = await make_stage(training={"updates_per_step": 2})
     await stage.open(0)

@@ -31,9 +31,13 @@ def test_ranks_train_the_same_weights_in_both_schedules_also_when_one_is_killed_
     assert resumed.weights() == sync.weights() != (cli.model_dir / "model.safetensors").read_bytes()
 
 
-def test_groups_go_to_the_rank_that_asks_and_each_is_trained_on_once(cli):
-    outcome = cli.train(training__num_ranks=2, training__tokens_per_micro_batch=64)
-    assert outcome.returncode == 0, outcome.output
-    for row in outcome.metrics():
+def test_groups_go_to_the_rank_that_asks_and_a_run_goes_on_with_another_number_of_ranks(cli):
+    two = cli.train(training__num_ranks=2, training__tokens_per_micro_batch=64, num_steps=2)
+    assert two.returncode == 0, two.output
+    three = cli.run("train", "--resume", str(two.run_dir), "--training.num_ranks", "3", "--num_steps", "3",
+                    "--observe.view", "plain")  # fmt: skip
+    assert three.returncode == 0, three.output
+    assert [row["ranks/num"] for row in three.metrics()] == [2, 2, 3]
+    for row in three.metrics():
         assert row["train/tokens"] == row["completion/tokens_mean"] * 6 * 4, "no group without variance in this task"
         assert row["train/ratio_abs_gap_max"] == 0 and row["mismatch/logprob_abs_mean"] < 1e-4
