@@ -40,7 +40,7 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
-    url, token = run.wait_for_url("conductor", 30.0), run.tokens()["admin"]
+    url, token = run.wait_for_conductor(), run.tokens()["admin"]
     client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
     lane = ChaosLane(name, client.report, run, is_first=rank == 0) if run.faults(name) else Lane(name, client.report)
     with lane.doing("start"):

@@ -9,7 +9,7 @@ from polyrhythm.cluster.autoscale import Autoscaler
 from polyrhythm.cluster.chaos import Reviver
 from polyrhythm.cluster.fleet import Fleet
 from polyrhythm.cluster.part import Part, start_part
-from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.cores import CorePlan
 from polyrhythm.config import Config
@@ -17,7 +17,6 @@ from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.view import NoView, View
 
 POLL_S = 0.2
-CONDUCTOR_DEADLINE_S = 60.0
 END_DEADLINE_S = 5.0
 SETTLE_S = 0.5
 STATUS_DEADLINE_S = 2.0
@@ -40,12 +39,12 @@ class LocalRun:
     def __enter__(self) -> "LocalRun":
         try:
             self.conductor = start_part(self.folder, "conductor", ["conductor"], 1)
-            self._wait_for_conductor()
             for index in range(self.config.engine.num):
                 self.fleet.start(f"engine-{index}")
             for rank, name in enumerate(self.config.training.rank_names):
                 command = ["trainer", "--rank", str(rank)]
                 self.ranks.append(start_part(self.folder, name, command, self.threads.trainer))
+            self._wait_for_conductor()
         except BaseException:
             self.close()
             raise

@@ -16,11 +16,12 @@ from polyrhythm.chaos import PLAN_FILE, Faults, read_plan
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
-from polyrhythm.errors import RunError, UserError
+from polyrhythm.errors import AnotherFailed, UserError
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "polyrhythm-"
 SCOPES = ("generate", "admin")
+CONDUCTOR_DEADLINE_S = 60.0
 
 
 class RunFolder:
@@ -137,13 +138,14 @@ class RunFolder:
     def forget_announcement(self, name: str) -> None:
         (self.processes / f"{name}.json").unlink(missing_ok=True)
 
-    def wait_for_url(self, name: str, deadline_s: float) -> str:
-        until = time.monotonic() + deadline_s
+    def wait_for_conductor(self) -> str:
+        """Its address; all parts of a run are started together."""
+        until = time.monotonic() + CONDUCTOR_DEADLINE_S
         while time.monotonic() < until:
-            if url := self.url(name):
+            if url := self.url("conductor"):
                 return url
             time.sleep(0.02)
-        raise RunError(f"{name} did not listen within {deadline_s:.0f} s")
+        raise AnotherFailed(f"the conductor did not listen within {CONDUCTOR_DEADLINE_S:.0f} s")
 
     def url(self, name: str) -> str | None:
         try:

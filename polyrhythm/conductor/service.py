@@ -232,7 +232,12 @@ def _run_info(config: Config, model_dir: Path, store_root: Path) -> RunInfo:
 
 async def serve(conductor: Conductor, service: Service, host: str, port: int, ready: Callable[[str], None]) -> None:
     """The conductor and its service, until cancelled or failed."""
-    runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=SHUTDOWN_DEADLINE_S)
+    runner = web.AppRunner(
+        service.application(),
+        handler_cancellation=True,  # whoever is gone waits for nothing any more
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_DEADLINE_S,
+    )
     await runner.setup()
     run = asyncio.create_task(conductor.run())
     try:
