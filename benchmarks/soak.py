@@ -1,6 +1,6 @@
 """A run under random faults for a while: nothing lost, nothing twice, nothing off-policy, memory flat.
 
-    python benchmarks/soak.py [--minutes 15]
+    python benchmarks/soak.py [--minutes 15] [--ranks 1]
 
 Three engines train a tiny model while engines are killed and stopped, answers, loads and snapshots are broken and reward
 workers die, every few seconds. Afterwards an undisturbed run of as many steps must have the same weights byte for byte. The
@@ -47,7 +47,9 @@ REWARD_FAULTS = {"kill": 20, "stop": 40}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=float(os.environ.get("SOAK_MINUTES", "15")))
-    minutes = parser.parse_args().minutes
+    parser.add_argument("--ranks", type=int, default=1, help="training processes")
+    options = parser.parse_args()
+    minutes, ranks = options.minutes, ["--training.num_ranks", str(options.ranks)]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored, in children too
     with tempfile.TemporaryDirectory() as folder:
         work_dir = Path(folder)
@@ -55,12 +57,12 @@ def main() -> None:
         problems = [{"prompt": f"{a} plus {b} is", "answer": str(a + b)} for a in range(4) for b in range(4)]
         (work_dir / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
         (work_dir / "plan.toml").write_text(plan())
-        memory = soak(work_dir, minutes)
+        memory = soak(work_dir, minutes, ranks)
         figures = figures_of(disturbed := newest_run(work_dir)) | memory
         version = max(WeightStore(disturbed / "checkpoints").versions(), default=0)
         figures["steps_compared"] = version
         print(f"an undisturbed run of {version} steps, to compare", flush=True)
-        train(work_dir, version).wait(60 * minutes + 120)
+        train(work_dir, version, *ranks).wait(60 * minutes + 120)
         figures["same_weights"] = checkpoint(disturbed, version) == checkpoint(newest_run(work_dir), version)
     print(json.dumps(figures))
     wrong = figures["rollouts_lost"] or not figures["same_weights"] or version == 0
@@ -97,9 +99,9 @@ def train(work_dir: Path, num_steps: int, *more: str) -> subprocess.Popen[bytes]
     )
 
 
-def soak(work_dir: Path, minutes: float) -> dict[str, object]:
+def soak(work_dir: Path, minutes: float, flags: list[str]) -> dict[str, object]:
     """Memory of conductor and trainer over time, in MB."""
-    process = train(work_dir, 1_000_000, "--chaos", "plan.toml")
+    process = train(work_dir, 1_000_000, *flags, "--chaos", "plan.toml")
     until_s = time.monotonic() + 60 * minutes
     samples: dict[str, list[float]] = {"conductor": [], "trainer": []}
     try:
