@@ -35,22 +35,21 @@ class Dealing:
         `ready` are the step's groups that may be handed out. Asking again for the same offset is harmless.
         """
         mine = self._dealt[rank]
-        ready = ready[:until]
+        waiting = ready[self._num_dealt : until]
         if self._in_turn:
-            self._deal_in_turn(ready)
+            self._deal_in_turn(waiting)
         elif offset >= len(mine):
-            self._deal_to(rank, ready)
+            self._deal_to(rank, waiting)
         groups = _up_to(MAX_TOKENS_PER_REPLY, mine[offset:])
         self._num_sent[rank] = max(self._num_sent[rank], min(offset, len(mine)) + len(groups))
         return groups, self._num_dealt >= until and offset + len(groups) >= len(mine)
 
-    def _deal_in_turn(self, ready: list[Group]) -> None:
-        for index in range(self._num_dealt, len(ready)):
-            self._dealt[index % self.num_ranks].append(ready[index])
-        self._num_dealt = max(self._num_dealt, len(ready))
+    def _deal_in_turn(self, waiting: list[Group]) -> None:
+        for group in waiting:
+            self._dealt[self._num_dealt % self.num_ranks].append(group)
+            self._num_dealt += 1
 
-    def _deal_to(self, rank: int, ready: list[Group]) -> None:
-        waiting = ready[self._num_dealt :]
+    def _deal_to(self, rank: int, waiting: list[Group]) -> None:
         part = _up_to(self._tokens_per_share, waiting[: math.ceil(len(waiting) / self.num_ranks)])
         self._dealt[rank] += part
         self._num_dealt += len(part)

@@ -12,7 +12,7 @@ from polyrhythm.types import Completion, Group, Problem, Rollout
 
 @dataclass(eq=False)
 class Step:
-    """`handed_out` is what the trainer may have, in the order in which it sees groups: as they finish, or by position."""
+    """`handed_out` is the order in which the trainer sees groups: as they finish, or by position."""
 
     version: int
     cursor: int
@@ -66,8 +66,11 @@ class Step:
         group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
         self.finished[position] = group
         self.finished_at_s[position] = now_s
-        if self.schedule == "periodic" or self.is_complete:
-            self._hand_out()
+        if self.order == "completion":
+            self.handed_out.append(group)
+        else:
+            while len(self.handed_out) in self.finished:
+                self.handed_out.append(self.finished[len(self.handed_out)])
         self.changed.set()
         return group
 
@@ -99,17 +102,13 @@ class Step:
         self.num_replaced += 1
 
     def share(self, rank: int, offset: int, until: int) -> tuple[list[Group], bool]:
-        """The next groups of a rank among the step's first `until`, and whether they are its last of those."""
+        """The next groups of a rank among the step's first `until`, and whether they are its last of those.
+
+        This is all that the schedules differ in: sync gives nothing away before all groups are finished.
+        """
         num_taken = self.dealing.num_taken
-        groups, is_last = self.dealing.share(self.handed_out, rank, offset, until)
+        ready = self.handed_out if self.schedule == "periodic" or self.is_complete else []
+        groups, is_last = self.dealing.share(ready, rank, offset, until)
         if self.dealing.num_taken > num_taken:
             self.changed.set()  # another rank may have waited for what this one got
         return groups, is_last
-
-    def _hand_out(self) -> None:
-        """Everything that is finished or, in problem order, what is finished without a gap."""
-        if self.order == "completion":
-            self.handed_out += list(self.finished.values())[len(self.handed_out) :]
-            return
-        while len(self.handed_out) in self.finished:
-            self.handed_out.append(self.finished[len(self.handed_out)])

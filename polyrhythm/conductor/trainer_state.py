@@ -28,7 +28,10 @@ class TrainerState:
         return next((state for state in states if state.doing not in TRAINER_WAITS_AT), states[0])
 
     def saw(self, report: TrainerReport) -> bool:
-        """Take a report; whether anything has happened. To have waited is no event: ranks wait in short polls, for ever if nothing comes."""
+        """Take a report; whether anything has happened.
+
+        To have waited is no event: ranks wait in short polls, for ever if nothing comes.
+        """
         state = self.ranks[report.lane]
         is_other = report.doing != state.doing
         if is_other:
