@@ -6,7 +6,9 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from socket import AF_INET
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,14 +24,21 @@ NUM_RANKS = 3
 DEADLINE_S = 120
 
 
+def widest_interface() -> str:
+    """One that others can reach, if this machine has any: ranks must not listen there even if the environment says so."""
+    addresses = {name: rows[0].address for name, rows in psutil.net_if_addrs().items() if rows[0].family == AF_INET}
+    return max(addresses, key=lambda name: addresses[name] != "127.0.0.1")
+
+
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
     """The folder in which three ranks have left what they saw."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.unit.training.rank_worker"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": widest_interface()}
     workers = [
         subprocess.Popen(
-            [*command, str(rank), str(NUM_RANKS), str(folder)], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            [*command, str(rank), str(NUM_RANKS), str(folder)], cwd=ROOT, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(NUM_RANKS)
