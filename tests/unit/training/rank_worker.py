@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from polyrhythm.training.ranks import join_ranks, leave_ranks
 from polyrhythm.types import Group
+from polyrhythm.wire import GroupsReply
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
 from tests.unit.training.test_equivalence import NUM_GROUPS, config_for, gradients_of
 
@@ -30,16 +31,15 @@ COMPARED = ("train/loss_sum", "train/tokens", "train/entropy", "train/grad_norm"
 
 
 class ShareSource(ScriptedSource):
-    """The share of one rank: group i of a step is that of rank i modulo `num`, or all are those of the first rank."""
+    """The share of one rank, there from the start: group i of a step is that of rank i modulo `num`; of 1, all are the first's."""
 
     def __init__(self, rank: int, num: int):
         super().__init__([])
         self.rank, self.num = rank, num
 
     def groups(self, version, offset, until, wait_s):
-        reply = super().groups(version, 0, until, wait_s)
         mine = [group for group in all_groups()[:until] if group.position % self.num == self.rank]
-        return type(reply)(groups=mine[offset:], is_last=True)
+        return GroupsReply(groups=mine[offset:], is_last=True)
 
 
 def all_groups() -> list[Group]:
