@@ -20,7 +20,7 @@ from typing import Any
 
 from environments import HERE, make_environment
 
-from polyrhythm.cluster.threads import num_cores
+from polyrhythm.cluster.cores import num_cores
 from polyrhythm.observe.metrics import read_metrics
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.weights.pretrained import resolve_model

@@ -24,15 +24,15 @@ from typing import Any
 
 from aiohttp import web
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
-from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.rewards.pool import RewardPool
+from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
+from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.types import Completion, Problem, Sampling
-from polyrhythm.wire import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE = 8
@@ -136,7 +136,7 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
     num_taken = 0
     while num_taken < num_groups:
         reply = await conductor.groups(0, num_taken, num_groups, 20.0)
-        wire.encode(reply)
+        messages.encode(reply)
         num_taken += len(reply.groups)
     conductor.commit(CommitStep(0, {}))
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
@@ -223,17 +223,17 @@ async def serve_engines(num_engines: int) -> None:
 
 def make_app(engine: ScriptedEngine) -> web.Application:
     async def generate(request: web.Request) -> web.Response:
-        message = wire.decode(await request.read(), GenerateRequest)
-        return web.Response(body=wire.encode(await engine.generate(message, DEADLINE_S)))
+        message = messages.decode(await request.read(), GenerateRequest)
+        return web.Response(body=messages.encode(await engine.generate(message, DEADLINE_S)))
 
     async def load(request: web.Request) -> web.Response:
-        await engine.load(wire.decode(await request.read(), wire.LoadRequest).version, DEADLINE_S)
+        await engine.load(messages.decode(await request.read(), messages.LoadRequest).version, DEADLINE_S)
         return web.Response()
 
     async def status(_: web.Request) -> web.Response:
-        return web.Response(body=wire.encode(await engine.status(DEADLINE_S)))
+        return web.Response(body=messages.encode(await engine.status(DEADLINE_S)))
 
-    app = web.Application(client_max_size=wire.MAX_BODY_BYTES)
+    app = web.Application(client_max_size=messages.MAX_BODY_BYTES)
     app.add_routes([web.post("/generate", generate), web.post("/weights/load", load), web.get("/status", status)])
     return app
 

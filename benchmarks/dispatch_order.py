@@ -14,10 +14,10 @@ from pathlib import Path
 from conductor import InstantScorer, NoWriter, Text
 
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
+from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
 from polyrhythm.types import Completion, Problem, Sampling
-from polyrhythm.wire import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
 
 SECONDS_PER_TOKEN = 0.002
 GROUP_SIZE = 2

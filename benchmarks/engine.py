@@ -22,7 +22,7 @@ from typing import Any
 
 import environments
 
-from polyrhythm.cluster.threads import process_environment
+from polyrhythm.cluster.cores import process_environment
 from polyrhythm.weights.pretrained import resolve_model
 
 DEADLINE_S = 1800.0
@@ -125,34 +125,34 @@ async def _measure_ours(options: argparse.Namespace) -> Figures:
     import aiohttp
     from aiohttp import web
 
-    from polyrhythm import wire
+    from polyrhythm import messages
     from polyrhythm.config import EngineConfig
-    from polyrhythm.engine.core import InferenceEngine
+    from polyrhythm.engine.embedded.engine import InferenceEngine
     from polyrhythm.engine.server import make_app
     from polyrhythm.types import Sampling
 
     num_rows = options.groups * options.group_size
     config = EngineConfig(threads=options.threads, max_batch=num_rows)
 
-    def requests_of(call: int) -> list[wire.GenerateRequest]:
+    def requests_of(call: int) -> list[messages.GenerateRequest]:
         sampling = Sampling(max_tokens=options.completion)
         seeds = [[group * options.group_size + i for i in range(options.group_size)] for group in range(options.groups)]
         prompts = prompts_of(options, call)
-        return [wire.GenerateRequest(str(g), 0, prompts[g], seeds[g], sampling) for g in range(options.groups)]
+        return [messages.GenerateRequest(str(g), 0, prompts[g], seeds[g], sampling) for g in range(options.groups)]
 
     async with InferenceEngine(Path(options.model), config, stop_at_eos=False) as engine:
         runner = web.AppRunner(make_app(engine, TOKENS), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/generate"
-        headers = {"Authorization": f"Bearer {TOKENS['generate']}", "Content-Type": wire.CONTENT_TYPE}
+        headers = {"Authorization": f"Bearer {TOKENS['generate']}", "Content-Type": messages.CONTENT_TYPE}
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
 
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
 
-            async def post(request: wire.GenerateRequest) -> wire.GenerateReply:
-                async with session.post(url, data=wire.encode(request), raise_for_status=True) as reply:
-                    return wire.decode(await reply.read(), wire.GenerateReply)
+            async def post(request: messages.GenerateRequest) -> messages.GenerateReply:
+                async with session.post(url, data=messages.encode(request), raise_for_status=True) as reply:
+                    return messages.decode(await reply.read(), messages.GenerateReply)
 
             await asyncio.gather(*map(post, requests_of(0)))
             started = time.perf_counter()
@@ -206,7 +206,7 @@ def measure_roofline(options: argparse.Namespace) -> Figures:
     import torch.nn.functional as F
     from transformers import AutoModelForCausalLM
 
-    from polyrhythm.engine.projection import Projection
+    from polyrhythm.engine.embedded.projection import Projection
 
     torch.set_num_threads(options.threads)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)

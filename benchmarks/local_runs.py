@@ -5,12 +5,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from polyrhythm.cluster.cores import num_cores, plan_threads
 from polyrhythm.cluster.local import LocalRun
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.cluster.threads import num_cores, plan_threads
 from polyrhythm.config import load_config
 from polyrhythm.observe.metrics import read_metrics
-from polyrhythm.observe.view import make_view
+from polyrhythm.observe.terminal.view import make_view
 from polyrhythm.weights.pretrained import resolve_model
 
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))

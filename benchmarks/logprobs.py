@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from measuring import peak_megabytes_of
 from torch import Tensor
 
-from polyrhythm.training.logprobs import token_logprobs
+from polyrhythm.training.packing.logprobs import token_logprobs
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from polyrhythm.cluster.threads import process_environment
+from polyrhythm.cluster.cores import process_environment
 
 _MARK = "POLYRHYTHM_BENCHMARK_CHILD"
 

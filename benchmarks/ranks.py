@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from polyrhythm.cluster.threads import process_environment
+from polyrhythm.cluster.cores import process_environment
 from polyrhythm.weights.pretrained import resolve_model
 
 MODES = {"one_rank": (1, 1), "two_ranks": (2, 1), "one_rank_two_threads": (1, 2)}
@@ -91,8 +91,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     from polyrhythm.config import load_config
     from polyrhythm.loader import RolloutLoader
-    from polyrhythm.training.models import load_policy
-    from polyrhythm.training.ranks import join_ranks, leave_ranks
+    from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
+    from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
     from polyrhythm.weights.store import WeightStore
 
@@ -138,7 +138,7 @@ class Share:
     def open_step(self, version: int, deadline_s: float) -> None: ...
 
     def groups(self, version: int, offset: int, until: int, wait_s: float):
-        from polyrhythm.wire import GroupsReply
+        from polyrhythm.messages import GroupsReply
 
         mine = range(self.options.rank, self.options.groups, self.options.num_ranks)
         return GroupsReply(groups=[_group(version, position) for position in mine][offset:], is_last=True)

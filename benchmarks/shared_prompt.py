@@ -28,9 +28,9 @@ from measuring import peak_megabytes_of, run_as_a_trainer_does
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from polyrhythm.training.accumulate import accumulate_in_place
-from polyrhythm.training.layout import Layout, PromptAndCompletions, pack
-from polyrhythm.training.scoring import prepare_model, score
+from polyrhythm.training.packing.layout import Layout, PromptAndCompletions, pack
+from polyrhythm.training.packing.scoring import prepare_model, score
+from polyrhythm.training.policy.accumulate import accumulate_in_place
 from polyrhythm.weights.pretrained import resolve_model
 
 TOKEN_BUDGET = 4_096

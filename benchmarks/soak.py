@@ -25,7 +25,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from polyrhythm.chaos import read_witness  # noqa: E402
+from polyrhythm.chaos.plan import read_fault_log  # noqa: E402
 from polyrhythm.observe.metrics import read_metrics  # noqa: E402
 from polyrhythm.weights.store import WeightStore  # noqa: E402
 from tests.tiny_model import save_tiny_model  # noqa: E402
@@ -125,7 +125,7 @@ def memory_over_time(values: list[float]) -> list[float]:
 
 def figures_of(run: Path) -> dict[str, object]:
     rows = read_metrics(run)
-    witness = read_witness(run)
+    witness = read_fault_log(run)
     seconds = witness[-1]["time"] - witness[0]["time"] if witness else 0.0
 
     def total(metric: str) -> int:

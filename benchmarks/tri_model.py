@@ -36,7 +36,7 @@ def main() -> None:
 def measure(model: str, variant: str) -> dict[str, float | str]:
     """One step of 8 groups of 8 completions (51 prompt tokens, 4 completion tokens), all of them trained on."""
     from polyrhythm.config import load_config
-    from polyrhythm.training.models import load_policy
+    from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
     from polyrhythm.types import Completion, Group, MicroBatch, Rollout
 

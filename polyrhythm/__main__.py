@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 
-from polyrhythm.cli import main
+from polyrhythm.cli.main import main
 
 
 def run() -> None:

@@ -5,16 +5,16 @@ reach every engine, all rollouts of the step come from exactly those weights, an
 each group as soon as it is finished, while the others are still being generated. One update closes the step.
 """
 
-from polyrhythm.cluster.chaos import ChaosLane
+from polyrhythm.chaos.trainer import ChaosLane
+from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.cluster.threads import cores_follow_demand
 from polyrhythm.config import Config
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
-from polyrhythm.observe.lane import Lane
+from polyrhythm.observe.activity import Lane
 from polyrhythm.training.checkpoint import Checkpoints
-from polyrhythm.training.models import load_policy, save_policy
-from polyrhythm.training.ranks import join_ranks, leave_ranks
+from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
+from polyrhythm.training.policy.tri_model import load_policy, save_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
@@ -42,7 +42,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
     url, token = run.wait_for_conductor(), run.tokens()["admin"]
     client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
-    lane = ChaosLane(name, client.report, run, is_first=rank == 0) if run.faults(name) else Lane(name, client.report)
+    lane = _lane(run, name, client, rank)
     with lane.doing("start"):
         ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file)
         trainer = Trainer(config, load_policy(run.model_dir), lane, ranks)
@@ -61,6 +61,17 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         with lane.doing("save"):
             checkpoints.save_last(config.num_steps)
             save_policy(trainer.policy, run.model_dir, run.trained_model)
+
+
+def _lane(run: RunFolder, name: str, client: ConductorClient, rank: int) -> Lane:
+    struck = (name, "conductor") if rank == 0 else (name,)
+    faults = {who: faults for who in struck if (faults := run.faults(who))}
+    if not faults:
+        return Lane(name, client.report)
+    return ChaosLane(
+        name, client.report, faults, store_root=run.store_root, conductor_pid=lambda: run.pid("conductor"),
+        first_step=run.first_step,
+    )  # fmt: skip
 
 
 def _times(lane: Lane) -> dict[str, float]:

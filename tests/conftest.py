@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from polyrhythm.messages import GroupsReply
 from polyrhythm.types import Completion, Group, Rollout
-from polyrhythm.wire import GroupsReply
 
 VOCABULARY = 96
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.errors import RunError, UserError
 
 DEADLINE_S = 10.0
@@ -27,30 +27,30 @@ class RunAdmin:
             raise UserError(f"{url!r} is no address of a conductor: it looks like http://HOST:PORT")
         self._url = url
         self._host, self._port = address.hostname, address.port
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
         self._deadline_s = deadline_s
 
     def status(self) -> dict[str, Any]:
         return json.loads(self._call("GET", "/status"))
 
-    def info(self) -> wire.RunInfo:
+    def info(self) -> messages.RunInfo:
         try:
-            return wire.decode(self._call("GET", "/run"), wire.RunInfo)
+            return messages.decode(self._call("GET", "/run"), messages.RunInfo)
         except msgspec.DecodeError:
             raise UserError(f"{self._url} is not the conductor of a run") from None
 
     def drain(self, name: str) -> None:
-        self._call("POST", "/engines/drain", wire.EngineName(name))
+        self._call("POST", "/engines/drain", messages.EngineName(name))
 
     def remove(self, name: str) -> None:
-        self._call("POST", "/engines/remove", wire.EngineName(name))
+        self._call("POST", "/engines/remove", messages.EngineName(name))
 
     def _call(self, method: str, path: str, message: Any = None) -> bytes:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._deadline_s)
         try:
-            connection.request(method, path, None if message is None else wire.encode(message), self._headers)
+            connection.request(method, path, None if message is None else messages.encode(message), self._headers)
             response = connection.getresponse()
-            content = response.read(wire.MAX_BODY_BYTES)
+            content = response.read(messages.MAX_BODY_BYTES)
         except (OSError, http.client.HTTPException) as error:
             said = str(error) or type(error).__name__
             raise Unreachable(f"the conductor at {self._url} cannot be reached: {said}") from None

@@ -5,16 +5,16 @@ import time
 from datetime import datetime
 from typing import Any
 
+from polyrhythm.chaos.processes import StoppedProcesses
 from polyrhythm.cluster.autoscale import Autoscaler
-from polyrhythm.cluster.chaos import Reviver
-from polyrhythm.cluster.fleet import Fleet
-from polyrhythm.cluster.part import Part, start_part
+from polyrhythm.cluster.engine_processes import EngineProcesses
+from polyrhythm.cluster.process import ManagedProcess, start_process
 from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, RunFolder
 from polyrhythm.cluster.signals import signals_handled
-from polyrhythm.conductor.cores import CorePlan
+from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import AnotherFailed, RunError
-from polyrhythm.observe.view import NoView, View
+from polyrhythm.observe.terminal.view import NoView, View
 
 POLL_S = 0.2
 END_DEADLINE_S = 5.0
@@ -30,20 +30,20 @@ class LocalRun:
         self.config = config
         self.threads = threads
         self.view: View = NoView()
-        self.conductor: Part | None = None
-        self.ranks: list[Part] = []
-        self.reviver = Reviver(folder.path) if folder.faults("supervisor") else None
-        self.fleet = Fleet(folder, threads.engine, config.engine.max_restarts, self.note)
-        self.autoscaler = Autoscaler(config.engine, self.fleet, folder.path / "autoscale.jsonl", self.note)
+        self.conductor: ManagedProcess | None = None
+        self.ranks: list[ManagedProcess] = []
+        self.stopped = StoppedProcesses(folder.path) if folder.faults("supervisor") else None
+        self.engines = EngineProcesses(folder, threads.engine, config.engine.max_restarts, self.note)
+        self.autoscaler = Autoscaler(config.engine, self.engines, folder.path / "autoscale.jsonl", self.note)
 
     def __enter__(self) -> "LocalRun":
         try:
-            self.conductor = start_part(self.folder, "conductor", ["conductor"], 1)
+            self.conductor = start_process(self.folder, "conductor", ["conductor"], 1)
             for index in range(self.config.engine.num):
-                self.fleet.start(f"engine-{index}")
+                self.engines.start(f"engine-{index}")
             for rank, name in enumerate(self.config.training.rank_names):
                 command = ["trainer", "--rank", str(rank)]
-                self.ranks.append(start_part(self.folder, name, command, self.threads.trainer))
+                self.ranks.append(start_process(self.folder, name, command, self.threads.trainer))
             self._wait_for_conductor()
         except BaseException:
             self.close()
@@ -54,8 +54,8 @@ class LocalRun:
         self.close()
 
     @property
-    def parts(self) -> list[Part]:
-        return [part for part in (self.conductor, *self.fleet.parts.values(), *self.ranks) if part is not None]
+    def parts(self) -> list[ManagedProcess]:
+        return [part for part in (self.conductor, *self.engines.parts.values(), *self.ranks) if part is not None]
 
     def watch(self, view: View) -> None:
         """Until the trainer is done. A conductor or rank that ends badly is a RunError that names it."""
@@ -64,12 +64,12 @@ class LocalRun:
         while any(rank.returncode != 0 for rank in self.ranks):
             if self.conductor.returncode is not None or any(rank.returncode for rank in self.ranks):
                 raise RunError(self._what_happened())
-            if self.reviver:
-                self.reviver.look()
-            self.fleet.start_requested()
-            ended = self.fleet.ended()
+            if self.stopped:
+                self.stopped.look()
+            self.engines.start_requested()
+            ended = self.engines.ended()
             if status := self._status():
-                self.fleet.tend(ended, status)
+                self.engines.supervise(ended, status)
                 self.autoscaler.look(status)
                 view.update(status)
             time.sleep(POLL_S)
@@ -83,8 +83,8 @@ class LocalRun:
     def close(self) -> None:
         """Ask every part to end, then insist. It takes seconds: a second Ctrl-C must not leave processes behind."""
         with signals_handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if self.reviver:
-                self.reviver.close()
+            if self.stopped:
+                self.stopped.close()
             for part in self.parts:
                 part.ask_to_end()
             until = time.monotonic() + END_DEADLINE_S
@@ -110,19 +110,19 @@ class LocalRun:
         """Name the parts that failed by themselves, those killed by a signal first: the others usually fell after them."""
         time.sleep(SETTLE_S)
         until, failed = time.monotonic() + END_DEADLINE_S, self._failed()
-        while failed and all(map(_fell_after_another, failed)) and time.monotonic() < until:
+        while failed and all(map(_failed_after_another, failed)) and time.monotonic() < until:
             time.sleep(0.1)  # whoever they fell after answers first and ends then
             failed = self._failed()
-        causes = [part for part in failed if not _fell_after_another(part)] or failed
+        causes = [part for part in failed if not _failed_after_another(part)] or failed
         if not causes:
             return "the conductor did not start in time"
         causes.sort(key=lambda part: (part.returncode or 0) >= 0)
-        return "\n".join(part.obituary() for part in causes)
+        return "\n".join(part.describe_end() for part in causes)
 
-    def _failed(self) -> list[Part]:
+    def _failed(self) -> list[ManagedProcess]:
         """The parts that have ended and should not have; a rank may end when it is done."""
         return [part for part in self.parts if part.returncode or (part.returncode == 0 and part not in self.ranks)]
 
 
-def _fell_after_another(part: Part) -> bool:
+def _failed_after_another(part: ManagedProcess) -> bool:
     return part.returncode == AnotherFailed.exit_code

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cluster.admin import RunAdmin
+from polyrhythm.cluster.cores import num_cores, plan_threads, process_environment
 from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
-from polyrhythm.cluster.threads import num_cores, plan_threads, process_environment
 from polyrhythm.config import Config, EngineConfig
 from polyrhythm.errors import UserError
+from polyrhythm.messages import RunInfo
 from polyrhythm.weights.pretrained import BUILTIN_MODELS, resolve_model
-from polyrhythm.wire import RunInfo
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -28,9 +28,14 @@ def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any,
     from polyrhythm.weights.store import WeightStore
 
     threads = plan_threads(config, num_cores()).engine
+    store, faults, fault_middleware = WeightStore(run.store_root), run.faults(name), None
+    if faults is not None:
+        from polyrhythm.chaos.engine import FaultyEngine
+
+        fault_middleware = lambda engine: FaultyEngine(faults, store, lambda: engine.status().num_running).middleware  # noqa: E731
     return run_engine(
         model_dir=run.model_dir,
-        store=WeightStore(run.store_root),
+        store=store,
         name=name,
         host=LOOPBACK,
         port=0,
@@ -38,7 +43,7 @@ def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any,
         config=config.engine.model_copy(update={"threads": threads}),
         join_url=run.wait_for_conductor(),
         ready=lambda url: run.announce(name, url),
-        faults=run.faults(name),
+        fault_middleware=fault_middleware,
         lease_s=config.conductor.lease_s,
     )
 

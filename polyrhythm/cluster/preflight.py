@@ -4,7 +4,7 @@ from pathlib import Path
 
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
-from polyrhythm.rewards import check_reward_importable
+from polyrhythm.rewards.functions import check_reward_importable
 from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
 

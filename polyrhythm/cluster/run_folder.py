@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.chaos import PLAN_FILE, Faults, read_plan
+from polyrhythm.chaos.plan import PLAN_FILE, Faults, read_plan
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
-from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
 from polyrhythm.errors import AnotherFailed, UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.cluster.threads import num_cores, process_environment
+from polyrhythm.cluster.cores import num_cores, process_environment
 from polyrhythm.config import EngineConfig
 from polyrhythm.errors import UserError
 from polyrhythm.tokenizer import Tokenizer

@@ -5,5 +5,5 @@ finished groups wait in the step until the trainer pulls them:
 
     service (HTTP) → conductor (what the routes do) → dispatcher → pool → engine_client
                                  step ← ledger, rewards
-                                 dealing: which rank of the trainer gets which group
+                                 assignment: which rank of the trainer gets which group
 """

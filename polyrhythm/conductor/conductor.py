@@ -7,23 +7,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from polyrhythm.conductor.change import Change
-from polyrhythm.conductor.cores import CoreBalance, CorePlan
-from polyrhythm.conductor.dealing import Dealing
-from polyrhythm.conductor.dispatcher import Dispatcher, RequestSettings, Scorer, Text
-from polyrhythm.conductor.engine_client import EngineClient
-from polyrhythm.conductor.engine_state import EngineHealth, EngineState, Limits
-from polyrhythm.conductor.journal import Journal
-from polyrhythm.conductor.keeper import EngineKeeper
-from polyrhythm.conductor.ledger import Ledger
-from polyrhythm.conductor.lengths import LengthHistory
-from polyrhythm.conductor.pool import Engine, EnginePool
-from polyrhythm.conductor.step import Step
-from polyrhythm.conductor.step_metrics import step_metrics
+from polyrhythm.conductor.engines.client import EngineClient
+from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
+from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
+from polyrhythm.conductor.engines.monitor import EngineMonitor
+from polyrhythm.conductor.engines.pool import Engine, EnginePool
+from polyrhythm.conductor.steps.assignment import GroupAssignment
+from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer, Text
+from polyrhythm.conductor.steps.journal import Journal
+from polyrhythm.conductor.steps.ledger import Ledger
+from polyrhythm.conductor.steps.lengths import LengthHistory
+from polyrhythm.conductor.steps.metrics import step_metrics
+from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
+from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest, TrainerReport
 from polyrhythm.types import Group, Problem, Sampling
-from polyrhythm.wire import CommitStep, GroupsReply, JoinRequest, TrainerReport
 
 LINGER_S = 1.0
 TICK_S = 1.0
@@ -103,7 +103,7 @@ class Conductor:
         self._lengths = LengthHistory()
         self._changed = Change()
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
-        self._keeper = EngineKeeper(self.pool, config.weights.load_deadline_s, stuck_s, self._event)
+        self._monitor = EngineMonitor(self.pool, config.weights.load_deadline_s, stuck_s, self._event)
         self._last_event_s = time.monotonic()
         self._servable_s = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
@@ -146,7 +146,7 @@ class Conductor:
         engine = Engine(request.name, request.url, self._connect(request.url), health)
         self.pool.add(engine)
         log.info("engine %s joined from %s", engine.name, engine.url)
-        self._start(self._keeper.keep(engine))
+        self._start(self._monitor.watch(engine))
         self._event()
 
     def heartbeat(self, beat: JoinRequest) -> None:
@@ -209,9 +209,9 @@ class Conductor:
             return
         if not step.is_complete:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
-        if step.dealing.num_taken < step.num_groups:
+        if step.assignment.num_taken < step.num_groups:
             raise Conflict(
-                f"the ranks have taken {step.dealing.num_taken} of the {step.num_groups} groups of step {step.version}: "
+                f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.version}: "
                 f"all of training.num_ranks={self.config.training.num_ranks} must take part"
             )
         engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
@@ -233,7 +233,7 @@ class Conductor:
         """What a rank of the trainer does now, and what it has done."""
         if report.lane not in self.trainer.ranks:
             raise Conflict(f"{report.lane!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
-        if self.trainer.saw(report):
+        if self.trainer.observe(report):
             self._event()
         self.pool.spans.extend(report.spans)
 
@@ -255,7 +255,7 @@ class Conductor:
             ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size, rollout.max_tokens),
             schedule=self.config.schedule,
             order=self.config.order,
-            dealing=Dealing(
+            assignment=GroupAssignment(
                 training.num_ranks, training.tokens_per_micro_batch, in_turn=self.config.order == "problem"
             ),
             opened_at_s=time.monotonic(),
@@ -272,7 +272,7 @@ class Conductor:
     async def _run_step(self, step: Step) -> None:
         """Consumes a step's problems, produces its groups; waits for engines to hold its version, then for answers."""
         try:
-            self._keeper.aim(step.version)
+            self._monitor.aim(step.version)
             await self._wait_until_engines_settle(step)
             step.dispatched_at_s = time.monotonic()
             self._event()
@@ -296,7 +296,7 @@ class Conductor:
 
     def _group_finished(self, group: Group) -> None:
         self._journal.add_group(group)
-        self._lengths.saw(group)
+        self._lengths.observe(group)
         self._note_end_of_generation()
         self._event()
 
@@ -310,7 +310,7 @@ class Conductor:
         first_ready_s = None
         while True:
             now_s = time.monotonic()
-            undecided = [engine for engine in self.pool.present if self._keeper.is_undecided(engine)]
+            undecided = [engine for engine in self.pool.present if self._monitor.is_undecided(engine)]
             num_joined = len(self.pool.engines)
             if self.pool.num_serving(step.version):
                 first_ready_s = first_ready_s or now_s
@@ -332,7 +332,7 @@ class Conductor:
             self.fail(f"no engine could serve version {step.version} for {deadline_s:g} s: {said}")
 
     def _check_for_stall(self) -> None:
-        generated_s = max((engine.progress_at_s for engine in self.pool.present if engine.flights), default=0.0)
+        generated_s = max((engine.progress_at_s for engine in self.pool.present if engine.requests), default=0.0)
         waited_s = time.monotonic() - max(self._last_event_s, generated_s)
         deadline_s = self.config.conductor.stall_deadline_s
         if self.step is None:  # engines and trainer are starting, which has a deadline of its own

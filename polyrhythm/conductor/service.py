@@ -10,19 +10,19 @@ import msgspec
 from aiohttp import web
 from yarl import URL
 
-from polyrhythm import wire
-from polyrhythm.chaos import Faults
+from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor, Conflict, Dismissed, RunFailed
-from polyrhythm.conductor.cores import CorePlan
-from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
-from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.conductor.status import engine_status, run_status
+from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.doorkeeper import Doorkeeper
 from polyrhythm.errors import UserError
+from polyrhythm.http.guard import ConnectionGuard
+from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
+from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.types import Sampling
 from polyrhythm.weights.server import WeightServer
-from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
 
 MAX_WAIT_S = 60.0
 ALL_GROUPS = 2**31 - 1
@@ -47,14 +47,14 @@ class Service:
     ):
         if not admin_token:
             raise ValueError("a conductor without a token would serve anybody")
-        self.doorkeeper = Doorkeeper()
+        self.guard = ConnectionGuard()
         self._conductor = conductor
         self._info = info
         self._more_routes = more_routes
         self._expected = f"Bearer {admin_token}".encode()
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self._guard], client_max_size=wire.MAX_BODY_BYTES)
+        app = web.Application(middlewares=[self._guard], client_max_size=messages.MAX_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/health", self._health),
@@ -82,7 +82,7 @@ class Service:
         if request.path != "/health" and not hmac.compare_digest(said, self._expected):
             return web.Response(status=401, text="a token is needed")
         if request.path != "/health":
-            self.doorkeeper.admit(request)
+            self.guard.admit(request)
         try:
             return await handler(request)
         except msgspec.DecodeError as error:
@@ -150,18 +150,18 @@ class Service:
 
 
 async def _message(request: web.Request, kind: type[T]) -> T:
-    if request.content_type != wire.CONTENT_TYPE:
-        raise web.HTTPUnsupportedMediaType(text=f"content type {wire.CONTENT_TYPE} is needed")
+    if request.content_type != messages.CONTENT_TYPE:
+        raise web.HTTPUnsupportedMediaType(text=f"content type {messages.CONTENT_TYPE} is needed")
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
             body = await request.read()
     except TimeoutError as error:
         raise web.HTTPRequestTimeout(text="the body came too slowly") from error
-    return wire.decode(body, kind)
+    return messages.decode(body, kind)
 
 
 def _reply(message: object) -> web.Response:
-    return web.Response(body=wire.encode(message), content_type=wire.CONTENT_TYPE)
+    return web.Response(body=messages.encode(message), content_type=messages.CONTENT_TYPE)
 
 
 def _number(request: web.Request, name: str, default: float = 0) -> float:
@@ -183,22 +183,17 @@ async def run_conductor(
     port: int,
     ready: Callable[[str], None],
     cores: CorePlan | None = None,
-    reward_faults: Faults | None = None,
+    make_rewards: Callable[..., RewardPool] = RewardPool,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.metrics import MetricsWriter
-    from polyrhythm.rewards.pool import RewardPool
     from polyrhythm.tasks import ProblemStream, make_task
     from polyrhythm.tokenizer import Tokenizer
 
     task = make_task(config.task)
     tokenizer = Tokenizer(model_dir)
     limits = config.reward
-    rewards = RewardPool(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
-    if reward_faults is not None:
-        from polyrhythm.rewards.faults import FaultyRewardPool
-
-        rewards = FaultyRewardPool(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb, reward_faults)
+    rewards = make_rewards(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
     with MetricsWriter(run_dir) as writer:
         async with open_session() as session, rewards:
             conductor = Conductor(
@@ -250,7 +245,7 @@ async def serve(conductor: Conductor, service: Service, host: str, port: int, re
             ) from None
         here = LOOPBACK_OF.get(host, host)
         ready(str(URL.build(scheme="http", host=here, port=runner.addresses[0][1])))
-        async with service.doorkeeper.watching(runner.server):
+        async with service.guard.watching(runner.server):
             await run
     finally:
         run.cancel()

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.engine_state import EngineState
-from polyrhythm.conductor.pool import Engine
-from polyrhythm.conductor.step import Step
+from polyrhythm.conductor.engines.health import EngineState
+from polyrhythm.conductor.engines.pool import Engine
+from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import RankState
-from polyrhythm.wire import Span
+from polyrhythm.messages import Span
 
 NUM_RECENT_SPANS = 300
 
@@ -29,7 +29,7 @@ def run_status(conductor: Conductor) -> dict[str, Any]:
             "expected": step.num_groups if step else conductor.config.rollout.groups_per_step,
             "dispatched": step.num_dispatched if step else 0,
             "complete": len(step.finished) if step else 0,
-            "taken": step.dealing.num_taken if step else 0,
+            "taken": step.assignment.num_taken if step else 0,
         },
         "last": conductor.last_metrics,
         "history": conductor.history,
@@ -82,12 +82,12 @@ def who_waits(conductor: Conductor) -> str:
         return f"engines wait for the trainer to open step {step.version + 1}"
     if step.dispatched_at_s is None:
         return f"the trainer waits for {_names_of_loading(engines)} to load version {step.version}"
-    busy = [engine.name for engine in engines if engine.flights]
+    busy = [engine.name for engine in engines if engine.requests]
     doing = conductor.trainer.whole.doing
     if doing == "wait" and not step.is_complete:
         return f"the trainer waits for {', '.join(busy) or 'rewards'}"
     if step.is_complete:
-        return f"engines wait for the trainer, which has taken {step.dealing.num_taken} of {step.num_groups} groups"
+        return f"engines wait for the trainer, which has taken {step.assignment.num_taken} of {step.num_groups} groups"
     return f"nobody: engines generate, the trainer is at {doing}"
 
 
@@ -113,19 +113,19 @@ def dump(conductor: Conductor) -> str:
             f"engine {engine.name}: {health.state} for {now_s - health.since_s:.0f} s "
             f"at version {health.policy_version}, alive {now_s - health.last_alive_s:.0f} s ago {health.cause}"
         )
-        lines += [f"  has position {f.position} for {now_s - f.started_s:.0f} s" for f in engine.flights]
+        lines += [f"  has position {f.position} for {now_s - f.started_s:.0f} s" for f in engine.requests]
     if conductor.step is not None:
         lines += _step_lines(conductor.step, conductor)
     return "\n".join(lines)
 
 
 def _step_lines(step: Step, conductor: Conductor) -> list[str]:
-    flying = {flight.position for engine in conductor.pool.engines for flight in engine.flights}
+    flying = {request.position for engine in conductor.pool.engines for request in engine.requests}
     open_positions = [position for position in range(step.num_groups) if position not in step.finished]
     generated = [position for position in open_positions if not step.ledger.missing(position)]
     waiting = [position for position in open_positions if position not in flying and position not in generated]
     return [
-        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.dealing.num_taken} taken",
+        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.assignment.num_taken} taken",
         f"  positions that wait for an engine: {waiting}",
         f"  positions that wait for their rewards: {generated}",
     ]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.wire import TrainerReport
+from polyrhythm.messages import TrainerReport
 
 TRAINER_WAITS_AT = ("wait", "load", "start", "commit", "reduce")
 
@@ -27,7 +27,7 @@ class TrainerState:
         states = list(self.ranks.values())
         return next((state for state in states if state.doing not in TRAINER_WAITS_AT), states[0])
 
-    def saw(self, report: TrainerReport) -> bool:
+    def observe(self, report: TrainerReport) -> bool:
         """Take a report; whether anything has happened.
 
         To have waited is no event: ranks wait in short polls, for ever if nothing comes.

@@ -6,7 +6,7 @@ import time
 
 import aiohttp
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.errors import RunError
 
 JOIN_DEADLINE_S = 30.0
@@ -18,9 +18,9 @@ UNKNOWN, DISMISSED = 409, 410
 log = logging.getLogger(__name__)
 
 
-async def stay_in_run(url: str, me: wire.JoinRequest, token: str, lease_s: float) -> None:
+async def stay_in_run(url: str, me: messages.JoinRequest, token: str, lease_s: float) -> None:
     """Returns when the run lets this engine go; RunError when the conductor was out of reach for the whole lease."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
     timeout = aiohttp.ClientTimeout(total=min(CALL_DEADLINE_S, lease_s))
     is_member, patience_s, heard_s = False, JOIN_DEADLINE_S, time.monotonic()
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
@@ -43,10 +43,10 @@ async def stay_in_run(url: str, me: wire.JoinRequest, token: str, lease_s: float
             await asyncio.sleep(RETRY_S)
 
 
-async def _call(session: aiohttp.ClientSession, url: str, me: wire.JoinRequest) -> tuple[int, str]:
+async def _call(session: aiohttp.ClientSession, url: str, me: messages.JoinRequest) -> tuple[int, str]:
     """Status and text of the answer; status 0 if there is none."""
     try:
-        async with session.post(url, data=wire.encode(me), allow_redirects=False) as reply:
+        async with session.post(url, data=messages.encode(me), allow_redirects=False) as reply:
             text = (await reply.content.read(200)).decode(errors="replace")
             return reply.status, text if reply.status < 300 else f"status {reply.status}: {text}"
     except TimeoutError:

@@ -15,25 +15,24 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from polyrhythm import wire
-from polyrhythm.chaos import Faults
+from polyrhythm import messages
 from polyrhythm.config import EngineConfig
-from polyrhythm.doorkeeper import Doorkeeper
-from polyrhythm.engine import prometheus
-from polyrhythm.engine.core import InferenceEngine
-from polyrhythm.engine.listener import Listener
+from polyrhythm.engine import metrics as prometheus
+from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.membership import stay_in_run
-from polyrhythm.engine.openai_api import OpenAiApi
-from polyrhythm.engine.openai_replies import error_body, json_response, refusal_body
+from polyrhythm.engine.openai.api import OpenAiApi
+from polyrhythm.engine.openai.replies import error_body, json_response, refusal_body
 from polyrhythm.engine.refusals import Refused
-from polyrhythm.engine.request_body import read_body
 from polyrhythm.errors import RunError
+from polyrhythm.http.body import read_body
+from polyrhythm.http.guard import ConnectionGuard
+from polyrhythm.http.listener import Listener
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
 _CLOSE_DEADLINE_S = 5.0
 
 ENGINE = web.AppKey("engine", InferenceEngine)
-DOORKEEPER = web.AppKey("doorkeeper", Doorkeeper)
+GUARD = web.AppKey("guard", ConnectionGuard)
 TOKENS: web.AppKey[dict[str, str] | None] = web.AppKey("tokens")
 METRICS = web.AppKey("metrics", prometheus.RequestMetrics)
 T = TypeVar("T")
@@ -53,9 +52,11 @@ def make_app(
     `tokens` holds those of the scopes "generate" and "admin"; admin may do everything. Without tokens anybody may
     generate and nobody administrate.
     """
-    app = web.Application(client_max_size=wire.MAX_BODY_BYTES, middlewares=[*outermost, _measured, _errors_as_replies])
+    app = web.Application(
+        client_max_size=messages.MAX_BODY_BYTES, middlewares=[*outermost, _measured, _errors_as_replies]
+    )
     app[ENGINE] = engine
-    app[DOORKEEPER] = Doorkeeper()
+    app[GUARD] = ConnectionGuard()
     app[TOKENS] = tokens
     app[METRICS] = prometheus.RequestMetrics()
     app.router.add_get("/health", _health)
@@ -81,22 +82,18 @@ async def run_engine(
     join_url: str | None,
     ready: Callable[[str], None],
     model_name: str | None = None,
-    faults: Faults | None = None,
+    fault_middleware: Callable[[InferenceEngine], Middleware] | None = None,
     lease_s: float = 60.0,
 ) -> None:
     """Serve a model until cancelled, or until the run at `join_url` lets it go.
 
     Port 0 takes a free one. `ready` is called with the address once it answers.
 
-    `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `faults` are
-    those of a chaos plan.
+    `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `fault_middleware`
+    is what a chaos plan puts before everything else.
     """
     async with Listener(host, port) as listener, InferenceEngine(model_dir, config, store=store) as engine:
-        outermost = []
-        if faults is not None and store is not None:
-            from polyrhythm.engine.faults import FaultyEngine
-
-            outermost = [FaultyEngine(faults, store, lambda: engine.status().num_running).middleware]
+        outermost = [fault_middleware(engine)] if fault_middleware else []
         api = OpenAiApi(engine, model_dir, model_name or model_dir.name)
         app = make_app(engine, tokens, api, outermost)
         runner = web.AppRunner(
@@ -110,9 +107,9 @@ async def run_engine(
         try:
             url = await listener.open(runner.server)
             ready(url)
-            async with app[DOORKEEPER].watching(runner.server):
+            async with app[GUARD].watching(runner.server):
                 if join_url is not None and tokens is not None:
-                    me = wire.JoinRequest(name, url)
+                    me = messages.JoinRequest(name, url)
                     await _while_it_works(engine, stay_in_run(join_url, me, tokens["admin"], lease_s))
                 else:
                     await _while_it_works(engine, asyncio.Event().wait())
@@ -141,7 +138,7 @@ def _needs(scope: str, handler: Handler) -> Handler:
     async def checked(request: web.Request) -> web.StreamResponse:
         tokens = request.app[TOKENS]
         if tokens is None and scope == "generate":
-            request.app[DOORKEEPER].admit(request)
+            request.app[GUARD].admit(request)
             return await handler(request)
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         matching = [
@@ -151,7 +148,7 @@ def _needs(scope: str, handler: Handler) -> Handler:
             raise web.HTTPUnauthorized(text="a valid token is needed")
         if scope not in matching and "admin" not in matching:
             raise web.HTTPForbidden(text=f"this token does not allow {scope}")
-        request.app[DOORKEEPER].admit(request)
+        request.app[GUARD].admit(request)
         return await handler(request)
 
     return checked
@@ -221,28 +218,28 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 async def _generate(request: web.Request) -> web.Response:
-    return _packed(await request.app[ENGINE].generate(await _body(request, wire.GenerateRequest)))
+    return _packed(await request.app[ENGINE].generate(await _body(request, messages.GenerateRequest)))
 
 
 async def _load(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
-    await engine.load((await _body(request, wire.LoadRequest)).version)
+    await engine.load((await _body(request, messages.LoadRequest)).version)
     return _packed(engine.status())
 
 
 async def _threads(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
-    engine.set_threads((await _body(request, wire.ThreadsRequest)).num_threads)
+    engine.set_threads((await _body(request, messages.ThreadsRequest)).num_threads)
     return _packed(engine.status())
 
 
 async def _body(request: web.Request, kind: type[T]) -> T:
-    content = await read_body(request, wire.CONTENT_TYPE)
+    content = await read_body(request, messages.CONTENT_TYPE)
     try:
-        return wire.decode(content, kind)
+        return messages.decode(content, kind)
     except msgspec.DecodeError as error:  # a ValidationError is one too
         raise Refused(f"malformed request: {error}") from error
 
 
 def _packed(message: Any) -> web.Response:
-    return web.Response(body=wire.encode(message), content_type=wire.CONTENT_TYPE)
+    return web.Response(body=messages.encode(message), content_type=messages.CONTENT_TYPE)

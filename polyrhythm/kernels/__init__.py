@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyrhythm.cache import cache_dir
 
-_SOURCES = Path(__file__).parent
+_SOURCES = Path(__file__).parent / "c"
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_DEADLINE_S = 60.0

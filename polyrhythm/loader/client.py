@@ -5,7 +5,7 @@ import time
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.errors import AnotherFailed, RunError
 
 T = TypeVar("T")
@@ -24,33 +24,35 @@ class ConductorClient:
         self._rank = rank
         address = urlsplit(url)
         self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=GRACE_S)
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
 
     def open_step(self, version: int, deadline_s: float) -> None:
         if self._rank > 0:
             deadline_s += FIRST_RANK_S
-        self._call("POST", "/steps/open", wire.OpenStep(version=version, rank=self._rank), deadline_s)
+        self._call("POST", "/steps/open", messages.OpenStep(version=version, rank=self._rank), deadline_s)
 
-    def groups(self, version: int, offset: int, until: int, wait_s: float) -> wire.GroupsReply:
+    def groups(self, version: int, offset: int, until: int, wait_s: float) -> messages.GroupsReply:
         path = f"/steps/{version}/groups?offset={offset}&until={until}&rank={self._rank}&wait_s={wait_s}"
-        return wire.decode(self._call("GET", path, None, wait_s + GRACE_S), wire.GroupsReply)
+        return messages.decode(self._call("GET", path, None, wait_s + GRACE_S), messages.GroupsReply)
 
     def commit_step(self, version: int, metrics: dict[str, float]) -> None:
-        self._call("POST", "/steps/commit", wire.CommitStep(version=version, metrics=metrics), GRACE_S)
+        self._call("POST", "/steps/commit", messages.CommitStep(version=version, metrics=metrics), GRACE_S)
 
-    def report(self, report: wire.TrainerReport) -> None:
+    def report(self, report: messages.TrainerReport) -> None:
         self._call("POST", "/trainer/report", report, GRACE_S)
 
     def threads(self, known: int) -> int:
         """How many threads the conductor wants the trainer to use, as soon as that is not the known number."""
         path = f"/trainer/threads?known={known}&wait_s={LONG_POLL_S}"
-        return wire.decode(self._call("GET", path, None, LONG_POLL_S + GRACE_S), wire.ThreadsRequest).num_threads
+        return messages.decode(
+            self._call("GET", path, None, LONG_POLL_S + GRACE_S), messages.ThreadsRequest
+        ).num_threads
 
     def close(self) -> None:
         self._connection.close()
 
     def _call(self, method: str, path: str, message: Any, deadline_s: float) -> bytes:
-        body = None if message is None else wire.encode(message)
+        body = None if message is None else messages.encode(message)
         try:
             status, content = self._exchange(method, path, body, deadline_s)
         except TimeoutError:

@@ -9,9 +9,9 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.loader.client import LONG_POLL_S, ConductorClient
-from polyrhythm.observe.lane import Lane
+from polyrhythm.messages import GroupsReply
+from polyrhythm.observe.activity import Lane
 from polyrhythm.types import Group, MicroBatch
-from polyrhythm.wire import GroupsReply
 
 
 class GroupSource(Protocol):

@@ -6,7 +6,7 @@ import torch
 
 from polyrhythm.config import TrainingConfig
 from polyrhythm.errors import RunError
-from polyrhythm.training.accumulate import gradient_of
+from polyrhythm.training.policy.accumulate import gradient_of
 
 
 class Optimizer:

@@ -12,11 +12,11 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import KL_LOSSES, clipped_policy_loss, group_divisor, kl_k1, kl_k3, token_weight
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.observe.lane import Lane
-from polyrhythm.training.layout import Layout, pack
-from polyrhythm.training.models import TriModel
+from polyrhythm.observe.activity import Lane
 from polyrhythm.training.optimizer import Optimizer
-from polyrhythm.training.ranks import Ranks
+from polyrhythm.training.packing.layout import Layout, pack
+from polyrhythm.training.parallel.ranks import Ranks
+from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import Group, MicroBatch
 
 

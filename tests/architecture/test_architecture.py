@@ -12,21 +12,22 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import rooms of a lower level, and itself.
 LEVELS = {
-    "errors": 0, "types": 0, "wire": 0, "config": 0, "tokenizer": 0, "doorkeeper": 0, "cache": 0, "kernels": 1, "observe": 1, "chaos": 1,
+    "errors": 0, "types": 0, "messages": 0, "config": 0, "tokenizer": 0, "cache": 0, "user_code": 0,
+    "http": 1, "kernels": 1, "observe": 1,
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
     "engine": 3, "conductor": 3, "loader": 3, "training": 3,
-    "cluster": 4, "train": 5, "cli": 6, "__main__": 7,
+    "chaos": 4, "cluster": 5, "train": 6, "cli": 7, "__main__": 8,
 }  # fmt: skip
 WITHOUT_TORCH = [
     "conductor.service",
     "loader",
     "tasks",
     "rewards",
-    "rewards.worker",
-    "observe.view",
+    "rewards.sandbox.worker",
+    "observe.terminal.view",
     "tokenizer",
     "cluster.local",
-    "cli",
+    "cli.main",
 ]
 
 

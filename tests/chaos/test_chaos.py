@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from polyrhythm.chaos import read_witness
-from polyrhythm.wire import EngineName
+from polyrhythm.chaos.plan import read_fault_log
+from polyrhythm.messages import EngineName
 from tests.chaos.conftest import FLAGS
 from tests.integration.conftest import Cli, Outcome
 
@@ -38,7 +38,7 @@ def resumed(cli: Cli, broken: Outcome) -> Outcome:
 
 
 def fired(outcome: Outcome) -> list[tuple[str, str]]:
-    return sorted((line["what"], line["where"]) for line in read_witness(outcome.run_dir))
+    return sorted((line["what"], line["where"]) for line in read_fault_log(outcome.run_dir))
 
 
 def total(outcome: Outcome, metric: str) -> float:
@@ -62,7 +62,7 @@ def test_engines_killed_idle_and_in_the_middle_of_a_group_are_restarted(cli, und
         {"what": "kill", "where": "engine-1", "step": 2, "at": "request", "nth": 2},
     )
     assert fired(outcome) == [("kill", "engine-0"), ("kill", "engine-1")]
-    details = {line["where"]: line["detail"] for line in read_witness(outcome.run_dir)}
+    details = {line["where"]: line["detail"] for line in read_fault_log(outcome.run_dir)}
     assert details["engine-0"] == "idle" and not details["engine-1"].endswith(" 0 completions running")
     assert total(outcome, "engines/lost") >= 1
     assert_nothing_was_lost(outcome, undisturbed)
@@ -132,7 +132,7 @@ def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cl
     plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 16, "times": 5})
     process = cli.start([*cli.arguments(**(FLAGS | {"engine__num": 1})), "--chaos", plan])
     run = cli.wait_for_steps(1)
-    cli.wait_for(lambda: read_witness(run), "the slow answer")
+    cli.wait_for(lambda: read_fault_log(run), "the slow answer")
     second = cli.start(["engine", "--run", str(run), "--name", "engine-1"])
 
     def second_engine_serves() -> bool:

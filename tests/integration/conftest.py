@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.cluster.run_folder import RunFolder
 from tests.tiny_model import save_tiny_model
 
@@ -142,8 +142,8 @@ class Cli:
     def ask_conductor(self, run_dir: Path, path: str, message: object = None) -> bytes:
         """What the conductor of a run answers to an administrator."""
         run = RunFolder(run_dir)
-        headers = {"Authorization": f"Bearer {run.tokens()['admin']}", "Content-Type": wire.CONTENT_TYPE}
-        body = None if message is None else wire.encode(message)
+        headers = {"Authorization": f"Bearer {run.tokens()['admin']}", "Content-Type": messages.CONTENT_TYPE}
+        body = None if message is None else messages.encode(message)
         request = urllib.request.Request(f"{run.url('conductor')}{path}", body, headers)
         with urllib.request.urlopen(request, timeout=10) as response:
             return response.read()

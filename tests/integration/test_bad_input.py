@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from polyrhythm.cli import main
+from polyrhythm.cli.main import main
 from tests.integration.conftest import Outcome
 
 BROKEN = '{"prompt": "1 plus 1 is"}\n{"prompt": "1 plus'

@@ -155,7 +155,7 @@ def test_a_killed_engine_is_started_again_and_costs_no_more_than_its_own_work(cl
     note = (run.folder.logs / "supervisor.log").read_text()
     assert "engine-0 was killed by SIGKILL" in note and "started again, 1 of 3" in note
     assert sum(row["engines/lost"] for row in rows) == 1
-    # max_batch 16 and groups of 4: an engine has at most 5 groups in flight.
+    # max_batch 16 and groups of 4: an engine has at most 5 groups in request.
     assert sum(row["dispatch/retries"] for row in rows) <= 5
     assert rows[0]["engines/serving"] == rows[-1]["engines/serving"] == 2
     assert rows[-1]["dispatch/retries"] == 0

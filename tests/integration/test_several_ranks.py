@@ -1,6 +1,6 @@
 """A trainer of two ranks, with real processes."""
 
-from polyrhythm.chaos import read_witness
+from polyrhythm.chaos.plan import read_fault_log
 
 FLAGS = {"order": "problem", "training__num_ranks": 2, "num_steps": 4}
 KILL_THE_SECOND_RANK = """
@@ -23,7 +23,7 @@ def test_ranks_train_the_same_weights_in_both_schedules_also_when_one_is_killed_
         assert row["onpolicy/violations"] == 0
     (cli.work_dir / "plan.toml").write_text(KILL_THE_SECOND_RANK)
     broken = cli.run(*cli.arguments(**FLAGS, training__checkpoint_every=1), "--chaos", "plan.toml")
-    assert [line["where"] for line in read_witness(broken.run_dir)] == ["trainer-1"]
+    assert [line["where"] for line in read_fault_log(broken.run_dir)] == ["trainer-1"]
     assert broken.returncode == 1 and "trainer-1 was killed by SIGKILL" in broken.output
     assert "trainer-0" not in broken.output, "the other rank fell because of it"
     resumed = cli.run("train", "--resume", str(broken.run_dir), "--observe.view", "plain")

@@ -5,10 +5,10 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import RolloutLoader
-from polyrhythm.observe.lane import Lane
+from polyrhythm.observe.activity import Lane
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
-from polyrhythm.training.ranks import Ranks
+from polyrhythm.training.parallel.ranks import Ranks
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group

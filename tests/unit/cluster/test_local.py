@@ -8,12 +8,12 @@ import pytest
 
 from polyrhythm.cluster import local
 from polyrhythm.cluster.local import LocalRun
-from polyrhythm.cluster.part import Part
+from polyrhythm.cluster.process import ManagedProcess
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.conductor.cores import CorePlan
+from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import AnotherFailed, RunError
-from polyrhythm.observe.view import NoView
+from polyrhythm.observe.terminal.view import NoView
 
 FAILS = "echo polyrhythm: out of luck; exit 1"
 FAILS_LATER = f"sleep 1; {FAILS}"
@@ -22,10 +22,10 @@ RUNS_ON = "exec sleep 60"
 FELL_AFTER = f"echo polyrhythm: the conductor answered 503; exit {AnotherFailed.exit_code}"
 
 
-def start(folder: RunFolder, name: str, command: str) -> Part:
+def start(folder: RunFolder, name: str, command: str) -> ManagedProcess:
     log = folder.logs / f"{name}.log"
     with open(log, "wb") as said:
-        part = Part(name, subprocess.Popen(["sh", "-c", command], stdout=said), log)
+        part = ManagedProcess(name, subprocess.Popen(["sh", "-c", command], stdout=said), log)
     if command not in (RUNS_ON, FAILS_LATER):
         part.process.wait(10)
     return part
@@ -62,7 +62,7 @@ def run_of(folder: RunFolder, conductor: str, *ranks: str) -> Iterator[LocalRun]
         (RUNS_ON, ["exit 0", FAILS], ["trainer-1 ended with exit code 1: out of luck"]),
     ],
 )
-def test_a_part_that_fell_after_another_is_not_blamed(tmp_path, monkeypatch, conductor, ranks, named):
+def test_a_part_that_failed_after_another_is_not_blamed(tmp_path, monkeypatch, conductor, ranks, named):
     monkeypatch.setattr(local, "SETTLE_S", 0.0)
     monkeypatch.setattr(local, "END_DEADLINE_S", 0.2 if ranks == [FELL_AFTER] and conductor == RUNS_ON else 10.0)
     folder = RunFolder(tmp_path)

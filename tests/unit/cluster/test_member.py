@@ -8,7 +8,7 @@ import pytest
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.cluster.member import _find_model, joining_engine, read_run_tokens
 from polyrhythm.errors import UserError
-from polyrhythm.wire import RunInfo
+from polyrhythm.messages import RunInfo
 
 TOKENS = {"generate": "g" * 20, "admin": "a" * 20}
 

@@ -13,16 +13,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.engine_client import HttpEngineClient, open_session
-from polyrhythm.conductor.engine_state import Limits
-from polyrhythm.conductor.journal import Journal
+from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.engines.health import Limits
 from polyrhythm.conductor.service import Service, sampling_of
+from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.rewards.frames import RewardResult
+from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
+from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.types import Completion, Group, Problem, rollout_seed
-from polyrhythm.wire import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 
 VOCAB_SIZE = 1000
 TOKENS = {"generate": "generate-token", "admin": "admin-token"}
@@ -65,7 +65,7 @@ class ScriptedEngine:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == f"Bearer {TOKENS['generate']}"
-        message = wire.decode(await request.read(), GenerateRequest)
+        message = messages.decode(await request.read(), GenerateRequest)
         # Which group it is about, whatever the attempt: "<version>/<position>".
         group = "/".join(message.request_id.split("/")[:2])
         self.events.append(("generate", self.name, group))
@@ -86,11 +86,11 @@ class ScriptedEngine:
         finally:
             self.num_running -= len(message.seeds)
         self.events.append(("answer", self.name, group))
-        return web.Response(body=wire.encode(reply), content_type=wire.CONTENT_TYPE)
+        return web.Response(body=messages.encode(reply), content_type=messages.CONTENT_TYPE)
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == f"Bearer {TOKENS['admin']}"
-        version = wire.decode(await request.read(), LoadRequest).version
+        version = messages.decode(await request.read(), LoadRequest).version
         self.events.append(("load", self.name, version))
         outcome = self.load(version)
         if isinstance(outcome, web.StreamResponse):
@@ -102,7 +102,7 @@ class ScriptedEngine:
         if self.status_fails:
             return web.Response(status=500, text="told to fail")
         status = EngineStatus(self.policy_version, self.num_running, 0, 0, 0.0, 1)
-        return web.Response(body=wire.encode(status), content_type=wire.CONTENT_TYPE)
+        return web.Response(body=messages.encode(status), content_type=messages.CONTENT_TYPE)
 
 
 def reply_to(request: GenerateRequest) -> GenerateReply:
@@ -168,21 +168,21 @@ class Stage:
     async def call(
         self, method: str, path: str, message: Any = None, token: str = TOKENS["admin"]
     ) -> tuple[int, bytes]:
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": wire.CONTENT_TYPE}
-        body = None if message is None else wire.encode(message)
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
+        body = None if message is None else messages.encode(message)
         async with self._session.request(method, self.url + path, data=body, headers=headers) as response:
             return response.status, await response.read()
 
     async def open(self, version: int) -> tuple[int, bytes]:
-        return await self.call("POST", "/steps/open", wire.OpenStep(version))
+        return await self.call("POST", "/steps/open", messages.OpenStep(version))
 
     async def groups(
         self, version: int, offset: int, wait_s: float = 10.0, rank: int = 0, until: int = 1000
-    ) -> wire.GroupsReply:
+    ) -> messages.GroupsReply:
         query = f"offset={offset}&until={until}&rank={rank}&wait_s={wait_s}"
         status, body = await self.call("GET", f"/steps/{version}/groups?{query}")
         assert status == 200, body
-        return wire.decode(body, wire.GroupsReply)
+        return messages.decode(body, messages.GroupsReply)
 
     async def all_groups(self, version: int) -> list:
         groups = []
@@ -192,7 +192,7 @@ class Stage:
         return groups
 
     async def commit(self, version: int, **metrics: float) -> tuple[int, bytes]:
-        return await self.call("POST", "/steps/commit", wire.CommitStep(version, metrics))
+        return await self.call("POST", "/steps/commit", messages.CommitStep(version, metrics))
 
     async def status(self) -> dict[str, Any]:
         status, body = await self.call("GET", "/status")
@@ -208,12 +208,12 @@ class Stage:
         engine.url = str(server.make_url("")).rstrip("/")
         self.engines.append(engine)
         if join:
-            status, body = await self.call("POST", "/engines/join", wire.JoinRequest(engine.name, engine.url))
+            status, body = await self.call("POST", "/engines/join", messages.JoinRequest(engine.name, engine.url))
             assert status == 200, body
         return engine
 
     async def heartbeat(self, engine: ScriptedEngine) -> tuple[int, bytes]:
-        return await self.call("POST", "/engines/heartbeat", wire.JoinRequest(engine.name, engine.url))
+        return await self.call("POST", "/engines/heartbeat", messages.JoinRequest(engine.name, engine.url))
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -262,7 +262,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
     hasty = functools.partial(Limits, suspect_pause_s=0.05, load_pause_s=0.05)
     monkeypatch.setattr("polyrhythm.conductor.conductor.Limits", hasty)
     monkeypatch.setattr("polyrhythm.conductor.conductor.LINGER_S", 0.05)
-    monkeypatch.setattr("polyrhythm.conductor.keeper.PROBE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("polyrhythm.conductor.engines.monitor.PROBE_INTERVAL_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
         async def make(num_engines: int = 1, **changes: Any) -> Stage:

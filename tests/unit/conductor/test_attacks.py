@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.conductor.change import Change
-from polyrhythm.conductor.cores import CoreBalance, CorePlan
-from polyrhythm.wire import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
+from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
+from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
 
 POSTS = ["/engines/join", "/engines/heartbeat", "/engines/drain", "/engines/remove", "/steps/open", "/steps/commit"]
 GETS = ["/status", "/engines", "/steps/0/groups"]
@@ -53,7 +53,7 @@ async def test_wrong_methods_and_paths_are_refused(make_stage):
 
 
 async def test_a_body_that_is_too_large_or_of_another_type_is_refused(make_stage, monkeypatch):
-    monkeypatch.setattr(wire, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(messages, "MAX_BODY_BYTES", 1000)
     stage = await make_stage()
     assert (await stage.call("POST", "/engines/drain", {"name": "x" * 2000}))[0] == 413
     headers = {"Authorization": "Bearer admin-token"}
@@ -88,7 +88,7 @@ async def test_fuzzed_bodies_are_refused_in_one_line(make_stage):
         bodies.append(body)
 
     collect()
-    headers = {"Authorization": "Bearer admin-token", "Content-Type": wire.CONTENT_TYPE}
+    headers = {"Authorization": "Bearer admin-token", "Content-Type": messages.CONTENT_TYPE}
     async with aiohttp.ClientSession(headers=headers) as session:
         for body in bodies:
             async with session.post(f"{stage.url}/steps/open", data=body) as response:

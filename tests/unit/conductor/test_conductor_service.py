@@ -4,9 +4,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.errors import RunError
-from polyrhythm.rewards.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.types import rollout_seed
 
 
@@ -183,7 +183,9 @@ async def test_the_status_shows_who_waits_for_whom(make_stage):
     assert "first step" in (await stage.status())["waiting"]
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/trainer/report", wire.TrainerReport("wait", [wire.Span("trainer", "load", 1.0, 2.0)]))
+    await stage.call(
+        "POST", "/trainer/report", messages.TrainerReport("wait", [messages.Span("trainer", "load", 1.0, 2.0)])
+    )
     status = await stage.status()
     assert status["waiting"] == "the trainer waits for engine-0"
     assert status["trainer"]["doing"] == "wait"
@@ -211,7 +213,7 @@ async def test_every_route_but_health_needs_the_admin_token(make_stage, path):
 
 async def test_what_cannot_be_read_is_refused_and_nothing_happens(make_stage):
     stage = await make_stage()
-    headers = {"Authorization": "Bearer admin-token", "Content-Type": wire.CONTENT_TYPE}
+    headers = {"Authorization": "Bearer admin-token", "Content-Type": messages.CONTENT_TYPE}
     bad_version = msgspec.msgpack.encode({"version": "zero"})
     async with aiohttp.ClientSession(headers=headers) as session:
         for body in (b"", b"\xc1", b"{}", bad_version, msgspec.msgpack.encode({"version": 0, "path": "../x"})):

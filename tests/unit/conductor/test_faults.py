@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.errors import RunError
-from polyrhythm.observe.lane import Lane
-from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.wire import GenerateReply
+from polyrhythm.messages import GenerateReply
+from polyrhythm.observe.activity import Lane
+from polyrhythm.rewards.sandbox.frames import RewardResult
 from tests.unit.conductor.conftest import assert_undisturbed
 
 
@@ -24,7 +24,9 @@ def with_completion(reply: GenerateReply, **changes) -> GenerateReply:
 
 FAULTS = {
     "http 500": lambda reply: web.Response(status=500, text="out of memory"),
-    "truncated answer": lambda reply: web.Response(body=wire.encode(reply)[:-5], content_type=wire.CONTENT_TYPE),
+    "truncated answer": lambda reply: web.Response(
+        body=messages.encode(reply)[:-5], content_type=messages.CONTENT_TYPE
+    ),
     "not msgpack": lambda reply: web.Response(text="<html>"),
     "connection reset": lambda reply: ConnectionResetError(),
     "wrong version": lambda reply: msgspec.structs.replace(reply, policy_version=7),
@@ -228,7 +230,7 @@ async def test_an_engine_that_refuses_a_hedge_is_not_asked_for_it_again(make_sta
     await stage.until(lambda: len(stage.conductor.step.finished) == 3)
     small = await stage.add_engine(join=False)
     small.answer = lambda request, reply: web.Response(status=413, text="it does not fit in my cache")
-    await stage.call("POST", "/engines/join", wire.JoinRequest(small.name, small.url))
+    await stage.call("POST", "/engines/join", messages.JoinRequest(small.name, small.url))
     await stage.until(lambda: small.requests)
     await asyncio.sleep(0.5)
     assert len(small.requests) == stage.conductor.step.num_hedged == 1
@@ -278,7 +280,7 @@ async def test_when_the_last_engine_is_gone_the_run_ends_with_the_cause(make_sta
     stage = await make_stage(engine={"start_deadline_s": 0.5})
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/engines/remove", wire.EngineName("engine-0"))
+    await stage.call("POST", "/engines/remove", messages.EngineName("engine-0"))
     status, body = await stage.call("GET", "/steps/0/groups?offset=3&wait_s=10")
     assert (status, b"engine-0 is gone: removed" in body) == (503, True)
 
@@ -319,7 +321,7 @@ async def test_a_trainer_that_only_waits_does_not_hide_a_stall(make_stage):
     stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    reports: list[wire.TrainerReport] = []
+    reports: list[messages.TrainerReport] = []
     lane = Lane("trainer", reports.append)
 
     async def poll() -> None:
@@ -351,7 +353,7 @@ async def test_the_dump_of_a_stall_names_everybody(make_stage, caplog):
     stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/trainer/report", wire.TrainerReport("wait", []))
+    await stage.call("POST", "/trainer/report", messages.TrainerReport("wait", []))
     with pytest.raises(RunError, match="the trainer waits for engine-0"):
         await stage.run
     assert "engine engine-0: ready" in caplog.text

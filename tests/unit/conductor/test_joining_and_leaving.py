@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from polyrhythm import wire
-from polyrhythm.conductor.pool import MAX_GONE
+from polyrhythm import messages
+from polyrhythm.conductor.engines.pool import MAX_GONE
 from tests.unit.conductor.conftest import assert_undisturbed
 
 
@@ -28,7 +28,7 @@ async def test_draining_an_engine_loses_nothing(make_stage):
             engine.hold(f"0/{position}")
     await stage.open(0)
     await stage.until(lambda: len(stage.engines[0].requests) == 2)
-    assert (await stage.call("POST", "/engines/drain", wire.EngineName("engine-0")))[0] == 200
+    assert (await stage.call("POST", "/engines/drain", messages.EngineName("engine-0")))[0] == 200
     stage.engines[1].release_all()
     await stage.until(lambda: len(stage.conductor.step.finished) == 6)
     assert stage.engine_state("engine-0") == "draining"
@@ -47,7 +47,7 @@ async def test_removing_an_engine_sends_its_work_elsewhere_at_once(make_stage):
         stage.engines[0].hold(f"0/{position}")
     await stage.open(0)
     await stage.until(lambda: stage.engines[0].requests)
-    assert (await stage.call("POST", "/engines/remove", wire.EngineName("engine-0")))[0] == 200
+    assert (await stage.call("POST", "/engines/remove", messages.EngineName("engine-0")))[0] == 200
     assert_undisturbed(stage, await stage.all_groups(0))
     states = {
         engine["name"]: engine["state"] for engine in msgspec.json.decode((await stage.call("GET", "/engines"))[1])
@@ -70,7 +70,7 @@ async def test_joining_twice_is_harmless(make_stage):
     stage = await make_stage()
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/engines/join", wire.JoinRequest("engine-0", stage.engines[0].url))
+    await stage.call("POST", "/engines/join", messages.JoinRequest("engine-0", stage.engines[0].url))
     stage.engines[0].release_all()
     assert_undisturbed(stage, await stage.all_groups(0))
     assert stage.conductor.step.num_retries == 0
@@ -89,8 +89,8 @@ async def test_an_engine_without_a_sign_of_life_is_gone_and_must_join_again(make
 async def test_an_engine_that_was_drained_removed_or_replaced_is_told_to_leave(make_stage):
     stage = await make_stage(num_engines=3)
     drained, removed, replaced = stage.engines
-    await stage.call("POST", "/engines/drain", wire.EngineName(drained.name))
-    await stage.call("POST", "/engines/remove", wire.EngineName(removed.name))
+    await stage.call("POST", "/engines/drain", messages.EngineName(drained.name))
+    await stage.call("POST", "/engines/remove", messages.EngineName(removed.name))
     await stage.until(lambda: stage.engine_state(drained.name) == "gone")
     await stage.add_engine(replaced.name)
     assert await stage.heartbeat(drained) == (410, b"engine engine-0 was drained")
@@ -111,7 +111,7 @@ async def test_heartbeats_keep_an_engine_that_cannot_be_probed(make_stage):
 async def test_engines_that_are_long_gone_are_forgotten(make_stage):
     stage = await make_stage()
     for number in range(2 * MAX_GONE):
-        await stage.call("POST", "/engines/join", wire.JoinRequest(f"spot-{number}", "http://127.0.0.1:1"))
-        await stage.call("POST", "/engines/remove", wire.EngineName(f"spot-{number}"))
+        await stage.call("POST", "/engines/join", messages.JoinRequest(f"spot-{number}", "http://127.0.0.1:1"))
+        await stage.call("POST", "/engines/remove", messages.EngineName(f"spot-{number}"))
     assert len(stage.conductor.pool.engines) <= MAX_GONE + 2
     assert stage.engine_state("engine-0") != "gone"

@@ -4,20 +4,20 @@ import asyncio
 
 import pytest
 
-from polyrhythm import wire
+from polyrhythm import messages
 
 TWO_RANKS = {"num_ranks": 2}
 
 
 async def test_the_other_ranks_wait_until_the_first_has_opened_the_step(make_stage):
     stage = await make_stage(training=TWO_RANKS)
-    second = asyncio.create_task(stage.call("POST", "/steps/open", wire.OpenStep(0, rank=1)))
+    second = asyncio.create_task(stage.call("POST", "/steps/open", messages.OpenStep(0, rank=1)))
     done, _ = await asyncio.wait([second], timeout=0.2)
     assert not done
     assert (await stage.open(0))[0] == 200
     async with asyncio.timeout(5):
         assert (await second)[0] == 200
-    assert (await stage.call("POST", "/steps/open", wire.OpenStep(0, rank=1)))[0] == 200
+    assert (await stage.call("POST", "/steps/open", messages.OpenStep(0, rank=1)))[0] == 200
 
 
 async def test_a_rank_without_work_is_told_when_another_has_got_the_last_group(make_stage):
@@ -79,8 +79,8 @@ async def test_a_rank_that_does_not_exist_gets_nothing(make_stage):
     await stage.open(0)
     for call in (
         stage.call("GET", "/steps/0/groups?rank=2"),
-        stage.call("POST", "/steps/open", wire.OpenStep(0, rank=2)),
-        stage.call("POST", "/trainer/report", wire.TrainerReport("wait", [], lane="trainer-2")),
+        stage.call("POST", "/steps/open", messages.OpenStep(0, rank=2)),
+        stage.call("POST", "/trainer/report", messages.TrainerReport("wait", [], lane="trainer-2")),
     ):
         status, said = await call
         assert status == 409 and b"2" in said
@@ -88,12 +88,12 @@ async def test_a_rank_that_does_not_exist_gets_nothing(make_stage):
 
 async def test_the_trainer_works_while_one_of_its_ranks_does(make_stage):
     stage = await make_stage(training=TWO_RANKS)
-    await stage.call("POST", "/trainer/report", wire.TrainerReport("wait", [], lane="trainer-0"))
-    await stage.call("POST", "/trainer/report", wire.TrainerReport("forward_backward", [], lane="trainer-1"))
+    await stage.call("POST", "/trainer/report", messages.TrainerReport("wait", [], lane="trainer-0"))
+    await stage.call("POST", "/trainer/report", messages.TrainerReport("forward_backward", [], lane="trainer-1"))
     status = await stage.status()
     assert [(rank["name"], rank["doing"]) for rank in status["ranks"]] == [
         ("trainer-0", "wait"), ("trainer-1", "forward_backward"),
     ]  # fmt: skip
     assert status["trainer"]["doing"] == "forward_backward"
-    await stage.call("POST", "/trainer/report", wire.TrainerReport("reduce", [], lane="trainer-1"))
+    await stage.call("POST", "/trainer/report", messages.TrainerReport("reduce", [], lane="trainer-1"))
     assert (await stage.status())["trainer"]["doing"] == "wait"

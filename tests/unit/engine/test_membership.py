@@ -7,12 +7,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.engine import membership
 from polyrhythm.engine.membership import stay_in_run
 from polyrhythm.errors import RunError
 
-ME = wire.JoinRequest("e0", "http://127.0.0.1:1")
+ME = messages.JoinRequest("e0", "http://127.0.0.1:1")
 
 
 class ScriptedConductor:
@@ -24,7 +24,7 @@ class ScriptedConductor:
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
-        assert wire.decode(await request.read(), wire.JoinRequest) == ME
+        assert messages.decode(await request.read(), messages.JoinRequest) == ME
         assert request.headers["Authorization"] == "Bearer secret"
         status = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         self.events.append(f"{request.path.rsplit('/')[-1]} {status}")

@@ -9,9 +9,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from transformers import AutoModelForCausalLM
 
-from polyrhythm import wire
+from polyrhythm import messages
 from polyrhythm.config import EngineConfig
-from polyrhythm.engine.core import InferenceEngine
+from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.server import make_app, run_engine
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.types import Sampling
@@ -21,8 +21,8 @@ TOKENS = {"generate": "generate-secret", "admin": "admin-secret"}
 CONFIG = EngineConfig(threads=1, max_batch=16, kv_tokens=16_000)
 
 
-def generation(version=0, **sampling) -> wire.GenerateRequest:
-    return wire.GenerateRequest("r", version, [1, 2, 3], [4, 5], Sampling(**(dict(max_tokens=4) | sampling)))
+def generation(version=0, **sampling) -> messages.GenerateRequest:
+    return messages.GenerateRequest("r", version, [1, 2, 3], [4, 5], Sampling(**(dict(max_tokens=4) | sampling)))
 
 
 class Client:
@@ -31,9 +31,9 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, url: str, engine: InferenceEngine):
         self.session, self.url, self.engine = session, url, engine
 
-    async def post(self, path: str, message, token: str | None = "admin-secret", content_type=wire.CONTENT_TYPE):
+    async def post(self, path: str, message, token: str | None = "admin-secret", content_type=messages.CONTENT_TYPE):
         headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {token}"} if token else {})
-        body = message if isinstance(message, bytes) else wire.encode(message)
+        body = message if isinstance(message, bytes) else messages.encode(message)
         async with self.session.post(self.url + path, data=body, headers=headers) as reply:
             return reply.status, await reply.read()
 
@@ -51,25 +51,25 @@ async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
 
 
 async def test_a_loaded_version_answers_generation_requests(client: Client):
-    status, body = await client.post("/weights/load", wire.LoadRequest(3))
-    assert status == 200 and wire.decode(body, wire.EngineStatus).policy_version == 3
+    status, body = await client.post("/weights/load", messages.LoadRequest(3))
+    assert status == 200 and messages.decode(body, messages.EngineStatus).policy_version == 3
     status, body = await client.post("/generate", generation(version=3), token="generate-secret")
-    reply = wire.decode(body, wire.GenerateReply)
+    reply = messages.decode(body, messages.GenerateReply)
     assert status == 200 and reply.policy_version == 3
     assert [len(completion.rollout_logprobs) for completion in reply.completions] == [4, 4]
 
 
 async def test_another_version_than_the_loaded_one_is_a_conflict(client: Client):
     assert (await client.post("/generate", generation(version=3)))[0] == 409
-    await client.post("/weights/load", wire.LoadRequest(3))
+    await client.post("/weights/load", messages.LoadRequest(3))
     status, body = await client.post("/generate", generation(version=2))
     assert (status, body) == (409, b"asked for policy version 2, this engine holds 3")
 
 
 async def test_loading_a_missing_version_fails_and_leaves_none(client: Client):
-    await client.post("/weights/load", wire.LoadRequest(3))
-    assert (await client.post("/weights/load", wire.LoadRequest(9)))[0] == 422
-    assert (await client.post("/weights/load", wire.LoadRequest(-1)))[0] == 422
+    await client.post("/weights/load", messages.LoadRequest(3))
+    assert (await client.post("/weights/load", messages.LoadRequest(9)))[0] == 422
+    assert (await client.post("/weights/load", messages.LoadRequest(-1)))[0] == 422
     assert client.engine.status().policy_version == -1
 
 
@@ -80,8 +80,8 @@ async def test_tokens_guard_everything_but_health(client: Client):
         assert reply.status == 401
     for token in (None, "", "wrong", "generate-secre", "Bearer generate-secret", "\u00e9"):
         assert (await client.post("/generate", generation(), token=token))[0] == 401
-    assert (await client.post("/weights/load", wire.LoadRequest(3), token="generate-secret"))[0] == 403
-    assert (await client.post("/threads", wire.ThreadsRequest(1), token="generate-secret"))[0] == 403
+    assert (await client.post("/weights/load", messages.LoadRequest(3), token="generate-secret"))[0] == 403
+    assert (await client.post("/threads", messages.ThreadsRequest(1), token="generate-secret"))[0] == 403
     assert client.engine.status().policy_version == -1
 
 
@@ -90,16 +90,16 @@ async def test_tokens_guard_everything_but_health(client: Client):
     [
         (b"", 400),
         (b"\xff\xff", 400),
-        (wire.encode({"request_id": "r"}), 400),
-        (wire.encode({"version": 3, "path": "/etc"}), 400),
-        (wire.encode(wire.GenerateRequest("r", 3, [1, 2], [1], Sampling(max_tokens=0))), 400),
-        (wire.encode(wire.GenerateRequest("r", 3, [10**9], [1], Sampling(max_tokens=4))), 400),
-        (wire.encode(wire.GenerateRequest("r", 3, [1] * 1020, [1], Sampling(max_tokens=5))), 413),
-        (wire.encode(wire.GenerateRequest("r", 3, [1], [1] * 17, Sampling(max_tokens=5))), 413),
+        (messages.encode({"request_id": "r"}), 400),
+        (messages.encode({"version": 3, "path": "/etc"}), 400),
+        (messages.encode(messages.GenerateRequest("r", 3, [1, 2], [1], Sampling(max_tokens=0))), 400),
+        (messages.encode(messages.GenerateRequest("r", 3, [10**9], [1], Sampling(max_tokens=4))), 400),
+        (messages.encode(messages.GenerateRequest("r", 3, [1] * 1020, [1], Sampling(max_tokens=5))), 413),
+        (messages.encode(messages.GenerateRequest("r", 3, [1], [1] * 17, Sampling(max_tokens=5))), 413),
     ],
 )
 async def test_malformed_and_impossible_requests_get_one_line_and_harm_nothing(client: Client, body, status):
-    await client.post("/weights/load", wire.LoadRequest(3))
+    await client.post("/weights/load", messages.LoadRequest(3))
     got, text = await client.post("/generate", body)
     assert got == status and len(text) < 200 and b"\n" not in text
     assert (await client.post("/generate", generation(version=3)))[0] == 200
@@ -110,7 +110,7 @@ async def test_wrong_content_type_method_path_and_oversized_bodies_are_refused(c
     assert (await client.post("/nowhere", b""))[0] == 404
     async with client.session.get(client.url + "/generate") as reply:
         assert (reply.status, reply.headers["Allow"]) == (405, "POST")
-    assert (await client.post("/generate", b"0" * (wire.MAX_BODY_BYTES + 1)))[0] == 413
+    assert (await client.post("/generate", b"0" * (messages.MAX_BODY_BYTES + 1)))[0] == 413
 
 
 async def until(condition: Callable[[], bool], deadline_s: float = 3.0) -> None:
@@ -122,8 +122,8 @@ async def until(condition: Callable[[], bool], deadline_s: float = 3.0) -> None:
 
 
 async def test_a_client_that_disconnects_frees_its_rows(client: Client):
-    await client.post("/weights/load", wire.LoadRequest(3))
-    message = wire.GenerateRequest("r", 3, [1, 2, 3], list(range(16)), Sampling(max_tokens=900))
+    await client.post("/weights/load", messages.LoadRequest(3))
+    message = messages.GenerateRequest("r", 3, [1, 2, 3], list(range(16)), Sampling(max_tokens=900))
     abandoned = asyncio.create_task(client.post("/generate", message))
     await until(lambda: client.engine.status().num_running > 0)
     abandoned.cancel()
@@ -132,9 +132,9 @@ async def test_a_client_that_disconnects_frees_its_rows(client: Client):
 
 
 async def test_threads_change_at_run_time(client: Client):
-    status, body = await client.post("/threads", wire.ThreadsRequest(2))
-    assert status == 200 and wire.decode(body, wire.EngineStatus).num_threads == 2
-    assert (await client.post("/threads", wire.ThreadsRequest(0)))[0] == 400
+    status, body = await client.post("/threads", messages.ThreadsRequest(2))
+    assert status == 200 and messages.decode(body, messages.EngineStatus).num_threads == 2
+    assert (await client.post("/threads", messages.ThreadsRequest(0)))[0] == 400
 
 
 async def serve(model_dir: Path, ready, join_url=None) -> None:
@@ -145,7 +145,7 @@ async def serve(model_dir: Path, ready, join_url=None) -> None:
 
 
 async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_when_cancelled(model_dir: Path):
-    joined: asyncio.Queue[tuple[str, wire.JoinRequest]] = asyncio.Queue()
+    joined: asyncio.Queue[tuple[str, messages.JoinRequest]] = asyncio.Queue()
     num_refused = 0
 
     async def join(request: web.Request) -> web.Response:
@@ -153,7 +153,9 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
         if num_refused < 1:
             num_refused += 1
             return web.Response(status=503)
-        await joined.put((request.headers["Authorization"], wire.decode(await request.read(), wire.JoinRequest)))
+        await joined.put(
+            (request.headers["Authorization"], messages.decode(await request.read(), messages.JoinRequest))
+        )
         return web.Response()
 
     app = web.Application()
@@ -162,11 +164,11 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
         urls: asyncio.Queue[str] = asyncio.Queue()
         serving = asyncio.create_task(serve(model_dir, urls.put_nowait, str(conductor.make_url("")).rstrip("/")))
         url = await asyncio.wait_for(urls.get(), 30)
-        assert await asyncio.wait_for(joined.get(), 10) == ("Bearer admin-secret", wire.JoinRequest("e0", url))
+        assert await asyncio.wait_for(joined.get(), 10) == ("Bearer admin-secret", messages.JoinRequest("e0", url))
         async with aiohttp.ClientSession() as session:
-            headers = {"Authorization": "Bearer generate-secret", "Content-Type": wire.CONTENT_TYPE}
-            async with session.post(url + "/generate", data=wire.encode(generation()), headers=headers) as reply:
-                assert wire.decode(await reply.read(), wire.GenerateReply).policy_version == 0
+            headers = {"Authorization": "Bearer generate-secret", "Content-Type": messages.CONTENT_TYPE}
+            async with session.post(url + "/generate", data=messages.encode(generation()), headers=headers) as reply:
+                assert messages.decode(await reply.read(), messages.GenerateReply).policy_version == 0
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(serving, 10)

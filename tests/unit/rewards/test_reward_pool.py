@@ -7,14 +7,14 @@ import psutil
 import pytest
 
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.rewards import check_reward_importable, resolve_reward
-from polyrhythm.rewards.frames import RewardResult
-from polyrhythm.rewards.pool import RewardPool
+from polyrhythm.rewards.functions import check_reward_importable, resolve_reward
+from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.pool import RewardPool
 
 SAMPLES = "reward_samples"
 HANGING_PARENT = """
 import asyncio
-from polyrhythm.rewards.pool import RewardPool
+from polyrhythm.rewards.sandbox.pool import RewardPool
 
 async def main():
     async with RewardPool("reward_samples:hangs_holding_the_lock", 1, 600) as rewards:

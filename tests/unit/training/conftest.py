@@ -15,8 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from polyrhythm.training.layout import Layout, PromptAndCompletions
-from polyrhythm.training.scoring import prepare_model
+from polyrhythm.training.packing.layout import Layout, PromptAndCompletions
+from polyrhythm.training.packing.scoring import prepare_model
 
 _SHAPE = dict(
     vocab_size=96,

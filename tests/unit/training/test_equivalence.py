@@ -8,7 +8,7 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import RolloutLoader
-from polyrhythm.training.ranks import Ranks
+from polyrhythm.training.parallel.ranks import Ranks
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
 from tests.conftest import ScriptedSource, build_tiny_model, make_group

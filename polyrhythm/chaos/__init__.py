@@ -1,0 +1,1 @@
+"""Faults on purpose: the plan of a run, and what it does to each kind of process."""

@@ -1,0 +1,71 @@
+"""What a chaos plan does to the trainer and, at the trainer's moments, to the conductor."""
+
+import errno
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from polyrhythm.chaos.plan import SIGNALS, SNAPSHOTS, Fault, Faults, damage
+from polyrhythm.errors import RunError
+from polyrhythm.messages import TrainerReport
+from polyrhythm.observe.activity import Lane
+
+MAX_BALLAST_BYTES = 2**30
+BALLAST_FILE = "ballast"
+
+
+class ChaosLane(Lane):
+    """A rank's lane, which knows the moments: before or after an activity, faults strike this rank.
+
+    Those of the conductor strike at moments of the first rank.
+    """
+
+    def __init__(
+        self, name: str, send: Callable[[TrainerReport], None], faults: dict[str, Faults], *, store_root: Path,
+        conductor_pid: Callable[[], int], first_step: int,
+    ):  # fmt: skip
+        super().__init__(name, send)
+        self._faults = list(faults.items())
+        self._store_root = store_root
+        self._conductor_pid = conductor_pid
+        self._step = first_step - 1
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        self._step += what == "load"
+        due = [(who, faults, fault) for who, faults in self._faults if (fault := faults.due(what, self._step))]
+        for who, faults, fault in due:
+            if fault.what in SIGNALS:
+                pid = self._conductor_pid() if who == "conductor" else os.getpid()
+                faults.record(fault, self._step, f"at {what}", pid)
+                os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
+            elif fault.what == "disk_full":
+                self._fill_disk(faults, fault)
+        with super().doing(what):
+            yield
+        for _, faults, fault in due:
+            if fault.what in SNAPSHOTS:
+                path = _newest_snapshot(self._store_root)
+                faults.record(fault, self._step, str(path.parent.name))
+                damage(path, fault.what)
+
+    def _fill_disk(self, faults: Faults, fault: Fault) -> None:
+        """Leave no room where snapshots are published; a ballast file takes it, beside the snapshots."""
+        root = self._store_root
+        free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+        if free > MAX_BALLAST_BYTES:
+            raise RunError(f"disk_full would write {free} bytes to {root}: set weights.root to a small file system")
+        faults.record(fault, self._step, f"{free} bytes were free in {root}")
+        try:
+            with open(root / BALLAST_FILE, "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+def _newest_snapshot(root: Path) -> Path:
+    return max(root.glob("v????????")) / "model.safetensors"

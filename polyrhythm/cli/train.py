@@ -1,0 +1,111 @@
+"""`polyrhythm train`: all processes of a run on this machine."""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyrhythm.errors import UserError
+
+if TYPE_CHECKING:
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.config import Config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", nargs="*", type=Path, help="TOML files; later ones and flags override earlier ones")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with the run in this folder from its last checkpoint"
+    )
+    parser.add_argument(
+        "--chaos", type=Path, metavar="PLAN", help="break things on purpose as this TOML file says; see docs/faults.md"
+    )
+    from polyrhythm.config import add_flags
+
+    parser.set_defaults(flags=add_flags(parser))
+
+
+def run(parsed: argparse.Namespace) -> int:
+    from polyrhythm.chaos.plan import check_ranks, read_plan
+    from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
+    from polyrhythm.cluster.local import LocalRun
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.signals import signals_handled
+    from polyrhythm.config import load_config, load_resumed_config, read_flags
+    from polyrhythm.observe.terminal.view import make_view
+    from polyrhythm.weights.pretrained import find_model
+    from polyrhythm.weights.snapshot import newest_whole_version
+
+    if parsed.resume and parsed.config:
+        raise UserError(
+            f"--resume goes on with the configuration in the run folder: give changes as flags instead of {parsed.config[0]}"
+        )
+    flags = read_flags(parsed.flags, parsed)
+    config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
+    threads = plan_threads(config, num_cores())
+    if parsed.chaos:
+        check_ranks(read_plan(parsed.chaos), config.training.rank_names)
+    if parsed.dry_run:
+        check_run(config, find_model(config.model))
+        print(json.dumps(config.model_dump(), indent=2))
+        print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
+              f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
+              f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
+        return 0
+    folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
+    folder.plan_faults(parsed.chaos)
+    if config.observe.view != "none":
+        print(f"run folder: {folder.path}", flush=True)
+    with signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
+        view = make_view(config.observe.view, folder.path)
+        outcome = "failed"
+        try:
+            with LocalRun(folder, config, threads) as run:
+                run.watch(view)
+            outcome = "finished"
+        except KeyboardInterrupt:
+            outcome = "interrupted"
+            raise
+        finally:
+            view.close(outcome)
+            if outcome != "finished" and newest_whole_version(folder.checkpoints):
+                print(f"go on with it: polyrhythm train --resume {folder.path}", file=sys.stderr)
+    return 0
+
+
+def _new_run(config: "Config") -> "RunFolder":
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.weights.pretrained import resolve_model
+
+    model_dir = resolve_model(config.model)
+    check_run(config, model_dir)
+    return RunFolder.create(config, model_dir)
+
+
+def _reopen_run(run_dir: Path, config: "Config") -> "RunFolder":
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.weights.snapshot import newest_whole_version
+
+    run = RunFolder(run_dir.resolve())
+    first_step = newest_whole_version(run.checkpoints)
+    # A run that ended while it saved its model has only that left to do.
+    if first_step > config.num_steps or (first_step == config.num_steps and run.trained_model.exists()):
+        raise UserError(f"{run_dir} has finished its num_steps={config.num_steps}: give a larger --num_steps to go on")
+    check_run(config, run.model_dir)
+    run.reopen(config, first_step)
+    print(f"going on with {run_dir} {_where(first_step, config.num_steps)}", flush=True)
+    return run
+
+
+def _where(first_step: int, num_steps: int) -> str:
+    if first_step == num_steps:
+        return "after its last step, to save the model"
+    over = ": there is no checkpoint, so it starts over" if first_step == 0 else ""
+    return f"at step {first_step + 1} of {num_steps}{over}"

@@ -1,0 +1,51 @@
+"""What a step looked like from the conductor's side: one flat dict of numbers. Pure."""
+
+from statistics import fmean, pstdev
+
+from polyrhythm.conductor.steps.step import Step
+
+CORRECT_ABOVE = 0.5
+
+
+def step_metrics(step: Step, now_s: float) -> dict[str, float]:
+    """The metrics of a step whose groups are all in.
+
+    `reward/accuracy` is the fraction of scored rollouts with a reward above 0.5: right for 0 and 1, and -1 and 1. Rewards
+    beyond that have none.
+    """
+    groups = list(step.finished.values())
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    dispatched_at_s = step.dispatched_at_s if step.dispatched_at_s is not None else step.opened_at_s
+    # Groups that an earlier process of the run had finished were there before the engines.
+    first_group_s = max(0.0, min(step.finished_at_s.values()) - dispatched_at_s)
+    last_group_s = max(0.0, max(step.finished_at_s.values()) - dispatched_at_s)
+    return {
+        "reward/mean": fmean(rewards) if rewards else 0.0,
+        "reward/std": pstdev(rewards) if rewards else 0.0,
+        **_accuracy(rewards),
+        "reward/excluded": len(rollouts) - len(rewards),
+        "groups/zero_variance": sum(
+            len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) < 2 for group in groups
+        ),
+        "completion/tokens_mean": fmean(lengths),
+        "completion/length_fraction": fmean(rollout.completion.finish_reason == "length" for rollout in rollouts),
+        "generate/tokens_per_s": sum(lengths) / last_group_s if last_group_s > 0 else 0.0,
+        "generate/first_group_s": first_group_s,
+        "generate/last_group_s": last_group_s,
+        "time/load_s": dispatched_at_s - step.opened_at_s,
+        "time/step_s": now_s - step.opened_at_s,
+        "onpolicy/violations": step.ledger.num_violations,
+        "ledger/duplicates": step.ledger.num_duplicates,
+        "ledger/refused": step.ledger.num_refused,
+        "dispatch/retries": step.num_retries,
+        "dispatch/hedged": step.num_hedged,
+        "groups/replaced": step.num_replaced,
+    }
+
+
+def _accuracy(rewards: list[float]) -> dict[str, float]:
+    if not rewards or not all(-1 <= reward <= 1 for reward in rewards):
+        return {}
+    return {"reward/accuracy": fmean(reward > CORRECT_ABOVE for reward in rewards)}

@@ -1,0 +1,114 @@
+"""One step as the conductor keeps it: its problems, its ledger, and the groups that are ready for the trainer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.steps.assignment import GroupAssignment
+from polyrhythm.conductor.steps.ledger import Ledger
+from polyrhythm.types import Completion, Group, Problem, Rollout
+
+
+@dataclass(eq=False)
+class Step:
+    """`handed_out` is the order in which the trainer sees groups: as they finish, or by position."""
+
+    version: int
+    cursor: int
+    """Problems taken before this step."""
+    problems: list[Problem]
+    ledger: Ledger
+    schedule: Literal["periodic", "sync"]
+    order: Literal["completion", "problem"]
+    assignment: GroupAssignment
+    opened_at_s: float
+    changed: Change = field(default_factory=Change)
+    handed_out: list[Group] = field(default_factory=list)
+    finished: dict[int, Group] = field(default_factory=dict)
+    finished_at_s: dict[int, float] = field(default_factory=dict)
+    dispatched_at_s: float | None = None
+    """When the engines were ready and the first group could go out."""
+    num_dispatched: int = 0
+    """Groups that went out at least once."""
+    num_retries: int = 0
+    num_hedged: int = 0
+    num_replaced: int = 0
+    num_scored: int = 0
+    reward_errors: list[str] = field(default_factory=list)
+    metrics: dict[str, float] | None = None
+    """What was logged for it; None until it is committed."""
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.problems)
+
+    @property
+    def next_cursor(self) -> int:
+        """Problems taken so far, those that replaced others included."""
+        return self.cursor + self.num_groups + self.num_replaced
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == self.num_groups
+
+    @property
+    def is_committed(self) -> bool:
+        return self.metrics is not None
+
+    def finish(self, position: int, prompt_ids: list[int], rewards: Sequence[float | None], now_s: float) -> Group:
+        """All rollouts of a position are in and scored: its group is ready."""
+        completions: list[Completion] = self.ledger.completions(position)
+        rollouts = [
+            Rollout(index=index, completion=completion, policy_version=self.version, reward=reward)
+            for index, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
+        ]
+        group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
+        self.finished[position] = group
+        self.finished_at_s[position] = now_s
+        if self.order == "completion":
+            self.handed_out.append(group)
+        else:
+            while len(self.handed_out) in self.finished:
+                self.handed_out.append(self.finished[len(self.handed_out)])
+        self.changed.set()
+        return group
+
+    def restore(self, group: Group, now_s: float) -> bool:
+        """Take a group that an earlier process of this run finished, if it is one that this step expects."""
+        expected = 0 <= group.position < self.num_groups and group.step == self.version
+        if (
+            not expected
+            or self.problems[group.position].index != group.problem_index
+            or group.position in self.finished
+            or all(rollout.reward is None for rollout in group.rollouts)  # the reward may have been mended since
+        ):
+            return False
+        for rollout in group.rollouts:
+            self.ledger.accept(group.position, rollout.index, rollout.policy_version, rollout.completion)
+        if self.ledger.missing(group.position):
+            self.ledger.forget(group.position)
+            return False
+        rewards = [rollout.reward for rollout in group.rollouts]
+        self.num_scored += sum(reward is not None for reward in rewards)
+        self.num_dispatched += 1
+        self.finish(group.position, group.prompt_ids, rewards, now_s)
+        return True
+
+    def replace(self, position: int, problem: Problem) -> None:
+        """Generate another problem at this position: the one that was there cannot be."""
+        self.problems[position] = problem
+        self.ledger.forget(position)
+        self.num_replaced += 1
+
+    def share(self, rank: int, offset: int, until: int) -> tuple[list[Group], bool]:
+        """The next groups of a rank among the step's first `until`, and whether they are its last of those.
+
+        This is all that the schedules differ in: sync gives nothing away before all groups are finished.
+        """
+        num_taken = self.assignment.num_taken
+        ready = self.handed_out if self.schedule == "periodic" or self.is_complete else []
+        groups, is_last = self.assignment.share(ready, rank, offset, until)
+        if self.assignment.num_taken > num_taken:
+            self.changed.set()  # another rank may have waited for what this one got
+        return groups, is_last

@@ -1,0 +1,253 @@
+"""The sections of a configuration: one class per room, one docstring per key, cross-checks at the end."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class TaskConfig(Section):
+    """What to learn."""
+
+    name: str = "addition"
+    """A built-in task (addition, jsonl) or `module:Class`."""
+    options: dict[str, Any] = {}
+    """The task's own options, such as {digits = 2} or {path = "problems.jsonl", reward = "my_rewards:score"} in a file; as
+    a flag in JSON, {"digits": 2}, or digits=2."""
+
+
+class RolloutConfig(Section):
+    """How much is generated in a step, and how it is sampled."""
+
+    group_size: int = Field(default=8, ge=1)
+    """Completions per problem; their rewards are compared with one another."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Problems per step."""
+    max_tokens: int = Field(default=64, ge=1)
+    """Most tokens of a completion."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; the trainer scores the same tempered distribution."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only 1 (off): the trainer scores the whole distribution, and a filtered one would be another policy."""
+    top_k: int = Field(default=0, ge=0)
+    """Only 0 (off), for the same reason."""
+    stop: list[str] = []
+    """Strings that end a completion, in addition to the task's own and the end-of-text token."""
+
+
+class RewardConfig(Section):
+    """The worker processes that score rollouts."""
+
+    num_workers: int = Field(default=1, ge=1)
+    """Reward worker processes."""
+    deadline_s: float = Field(default=10.0, gt=0)
+    """A reward that takes longer is stopped; the second time its rollout is excluded."""
+    memory_mb: int = Field(default=4096, ge=0)
+    """Address space of a reward worker; 0 is no limit."""
+
+
+class AlgorithmConfig(Section):
+    """The objective."""
+
+    advantage: Literal["group_std", "group_mean"] = "group_std"
+    """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant", "group_token_mean"] = "token_mean"
+    """How token losses become one number; see docs/losses.md."""
+    clip_low: float = Field(default=0.2, ge=0)
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The probability ratio is clipped above at 1 + clip_high."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the reference model; 0 means there is no reference model."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k1 is subtracted from the reward; k2 and k3 are added to the loss."""
+
+
+class EngineConfig(Section):
+    """The embedded inference engines."""
+
+    num: int = Field(default=1, ge=1)
+    """Engine processes to start."""
+    min: int = Field(default=0, ge=0)
+    """Fewest engines of this machine when they follow demand; 0 is engine.num."""
+    max: int = Field(default=0, ge=0)
+    """Most engines of this machine when they follow demand; 0 is engine.num."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of each engine; 0 divides the machine between the processes."""
+    max_batch: int = Field(default=64, ge=1)
+    """Most completions that decode together in one engine."""
+    context_length: int = Field(default=0, ge=0)
+    """Longest prompt plus completion; 0 takes the model's own limit."""
+    kv_tokens: int = Field(default=0, ge=0)
+    """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
+    start_deadline_s: float = Field(default=120.0, gt=0)
+    """An engine must have joined within this time."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often each engine of this machine is started again after it died; with 0 a dead engine ends the run."""
+
+
+class TrainingConfig(Section):
+    """The trainer."""
+
+    learning_rate: float = Field(default=1e-5, ge=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from zero."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW weight decay."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW first-moment decay."""
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW second-moment decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this norm after they were divided by the step's totals."""
+    tokens_per_micro_batch: int = Field(default=4096, ge=1)
+    """Token budget of one forward and backward pass."""
+    updates_per_step: int = Field(default=1, ge=1)
+    """Optimizer updates per step; above 1 the old policy is kept for the probability ratio, and groups are divided among
+    updates in the order in which they reach the trainer (see `order`)."""
+    share_prompt: Literal["auto", "always", "never"] = "auto"
+    """Compute a prompt once for all its completions."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    checkpoint_every: int = Field(default=20, ge=0)
+    """Steps between checkpoints, from which `train --resume` goes on; 0 writes none."""
+    num_ranks: int = Field(default=1, ge=1)
+    """Training processes. Each takes groups when it has nothing to do; gradients are added up before an update."""
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of each rank; 0 divides the machine between the processes."""
+
+    @property
+    def rank_names(self) -> list[str]:
+        """The ranks' names as processes, lanes and targets of faults."""
+        return ["trainer"] if self.num_ranks == 1 else [f"trainer-{rank}" for rank in range(self.num_ranks)]
+
+
+class WeightsConfig(Section):
+    """The weight store."""
+
+    root: str = ""
+    """Folder of the snapshots; empty: shared memory if they fit there, else the run folder."""
+    keep: int = Field(default=2, ge=2)
+    """Snapshots kept; older ones are removed."""
+    load_deadline_s: float = Field(default=60.0, gt=0)
+    """An engine must have loaded and verified a new version within this time."""
+
+
+class ConductorConfig(Section):
+    """The process between engines and trainer."""
+
+    host: str = "127.0.0.1"
+    """Address the conductor binds; another than loopback lets engines of other machines join, with the run's token."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port the conductor binds; 0 takes a free one."""
+    dispatch: Literal["longest_first", "problem"] = "longest_first"
+    """Which group goes out next: the one with the longest completions at its last visit, or by problem order."""
+    request_deadline_s: float = Field(default=300.0, gt=0)
+    """A generation request must be answered within this time."""
+    max_attempts: int = Field(default=8, ge=1)
+    """A group is asked for this often, of one engine after another, before its problem is replaced."""
+    hedge_groups: int = Field(default=0, ge=0)
+    """The last so many groups of a step are also asked of idle engines; the first answer counts. 0 is off."""
+    lease_s: float = Field(default=60.0, gt=0)
+    """An engine that gave no sign of life for this long is gone; it may join again."""
+    stall_deadline_s: float = Field(default=600.0, gt=0)
+    """The run ends, with the cause, when nothing has happened for this long."""
+
+
+class ClusterConfig(Section):
+    """The processes of one machine."""
+
+    cores: Literal["auto", "follow", "split"] = "auto"
+    """follow: cores go to whoever has work, at run time. split: each process keeps its threads. auto: follow, unless
+    order is "problem" (a change of threads can change the last bit) or threads are set."""
+
+
+class ObserveConfig(Section):
+    """What is shown and written."""
+
+    view: Literal["auto", "live", "plain", "none"] = "auto"
+    """Live terminal view, plain lines, or nothing; auto chooses by the terminal."""
+    samples_per_step: int = Field(default=4, ge=0)
+    """Completions written to samples.jsonl at each step."""
+
+
+class Config(BaseSettings):
+    """A run."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    model: str = "smollm2-135m"
+    """A local folder, a hub id, or the built-in name smollm2-135m."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the problem order and of every completion."""
+    num_steps: int = Field(default=20, ge=1)
+    """Steps to train."""
+    output_dir: str = "runs"
+    """Run folders are made in here, named by time."""
+    schedule: Literal["periodic", "sync"] = "periodic"
+    """periodic: train on groups as they finish. sync: wait for all of them first, the reference it must equal."""
+    order: Literal["completion", "problem"] = "completion"
+    """Groups reach the trainer as they finish, or in problem order, which makes a run repeatable bit for bit."""
+    task: TaskConfig = TaskConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    engine: EngineConfig = EngineConfig()
+    training: TrainingConfig = TrainingConfig()
+    weights: WeightsConfig = WeightsConfig()
+    conductor: ConductorConfig = ConductorConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @model_validator(mode="after")
+    def _cross_checks(self) -> "Config":
+        if self.rollout.group_size < 2:
+            raise ValueError(
+                f"rollout.group_size={self.rollout.group_size} leaves no group to compare with: use at least 2"
+            )
+        if self.rollout.top_p != 1 or self.rollout.top_k != 0:
+            raise ValueError(
+                f"rollout.top_p={self.rollout.top_p} and rollout.top_k={self.rollout.top_k} would draw completions from "
+                "another distribution than the policy that is trained, which is off-policy: leave them at 1 and 0"
+            )
+        engine = self.engine
+        if not (engine.min or engine.num) <= engine.num <= (engine.max or engine.num):
+            raise ValueError(
+                f"engine.num={engine.num} is not between engine.min={engine.min} and engine.max={engine.max}: "
+                "a run starts with engine.num engines, then follows demand between the two"
+            )
+        context_length = self.engine.context_length
+        if context_length and self.rollout.max_tokens >= context_length:
+            raise ValueError(
+                f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
+                f"engine.context_length={context_length}: lower the first or raise the second"
+            )
+        if self.rollout.group_size > self.engine.max_batch:
+            raise ValueError(
+                f"rollout.group_size={self.rollout.group_size} does not fit engine.max_batch={self.engine.max_batch}: "
+                "a group decodes together; raise engine.max_batch"
+            )
+        if self.rollout.groups_per_step % self.training.updates_per_step:
+            raise ValueError(
+                f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be divided into "
+                f"training.updates_per_step={self.training.updates_per_step} equal updates: make it a multiple"
+            )
+        groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
+        if self.training.num_ranks > groups_per_update:
+            raise ValueError(
+                f"training.num_ranks={self.training.num_ranks} is more than the {groups_per_update} groups of an update: "
+                "a rank would have nothing to do; lower it or raise rollout.groups_per_step"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The environment says nothing about a run: what counts is in the files and flags that are saved with it.
+        return (init_settings,)

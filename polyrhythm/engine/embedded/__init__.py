@@ -1,0 +1,1 @@
+"""The inference engine of this package: PyTorch and transformers, one compute thread, continuous batching."""

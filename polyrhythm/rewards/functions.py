@@ -1,0 +1,76 @@
+"""Reward functions by name, checked before a run starts, and the command that runs them in a worker."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polyrhythm
+from polyrhythm.errors import UserError
+from polyrhythm.rewards.sandbox.frames import Hello, split_frame
+from polyrhythm.user_code import import_attribute
+
+START_DEADLINE_S = 60.0
+ALLOWED_VARIABLES = {
+    *("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
+    *("HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
+}
+
+
+def resolve_reward(spec: str) -> Callable[..., Any]:
+    """The function that `module:function` names; modules in the working directory are found too."""
+    module_name, colon, function_name = spec.partition(":")
+    if not (module_name and colon and function_name):
+        raise UserError(f"reward {spec!r} is not of the form module:function")
+    try:
+        function = import_attribute(module_name, function_name)
+    except AttributeError as error:
+        raise UserError(f"reward {spec!r}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"reward {spec!r} cannot be imported: {error}: is it in the working directory, or in PYTHONPATH?"
+        ) from error
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise UserError(f"reward {spec!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise UserError(f"reward {spec!r} is {function!r}, which cannot be called")
+    return function
+
+
+def check_reward_importable(spec: str, memory_mb: int = 0) -> None:
+    """Raise UserError unless a worker, with its scrubbed environment and its limits, can import the reward."""
+    try:
+        done = subprocess.run(
+            worker_command(spec, memory_mb),
+            env=worker_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=START_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"reward {spec!r}: importing it took longer than {START_DEADLINE_S:.0f} s") from error
+    hello = split_frame(done.stdout, Hello)
+    if hello is None:
+        last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"reward {spec!r} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
+    if hello.error is not None:
+        raise UserError(hello.error)
+
+
+def worker_command(spec: str, memory_mb: int) -> list[str]:
+    return [sys.executable, "-m", "polyrhythm.rewards.sandbox.worker", spec, str(memory_mb)]
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker may see of the environment: paths and language, never tokens or keys."""
+    environment = {
+        name: value for name, value in os.environ.items() if name in ALLOWED_VARIABLES or name.startswith("LC_")
+    }
+    package_parent = str(Path(polyrhythm.__file__).resolve().parents[1])
+    inherited_path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{package_parent}{os.pathsep}{inherited_path}" if inherited_path else package_parent
+    environment["OMP_NUM_THREADS"] = "1"
+    return environment

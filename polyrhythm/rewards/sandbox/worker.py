@@ -1,0 +1,114 @@
+"""A reward worker: `python -m polyrhythm.rewards.sandbox.worker module:function memory_mb`, frames on stdin and stdout.
+
+It ends when its stdin closes, or with the process that started it, even in the middle of a reward that hangs.
+"""
+
+import asyncio
+import ctypes
+import inspect
+import math
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from polyrhythm.errors import UserError
+from polyrhythm.rewards.functions import resolve_reward
+from polyrhythm.rewards.sandbox.frames import Hello, RewardResult, ScoreRequest, pack_frame, read_frame
+from polyrhythm.types import ChatMessage
+
+MAX_ERROR_CHARS = 500
+MAX_FILE_BYTES = 2**30
+MAX_OPEN_FILES = 256
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Consumes score requests, produces one result for each, waits for the next; ends at end of file."""
+    if sys.platform == "linux":
+        # A hanging reward that holds the interpreter lock never sees stdin close.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    limit_resources(memory_mb=int(sys.argv[2]))
+    requests = os.fdopen(os.dup(0), "rb")
+    results = os.fdopen(os.dup(1), "wb")
+    # What the reward prints, or a child of it reads, must not touch the frames.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    try:
+        score = make_scorer(resolve_reward(sys.argv[1]))
+    except UserError as error:
+        results.write(pack_frame(Hello(error=str(error))))
+        results.flush()
+        return
+    results.write(pack_frame(Hello(error=None)))
+    results.flush()
+    while (request := read_frame(requests, ScoreRequest)) is not None:
+        results.write(pack_frame(score(request)))
+        results.flush()
+
+
+def limit_resources(memory_mb: int) -> None:
+    """What a reward may use of the machine; its time is limited by the pool. A limit that is tighter already stays."""
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ]
+    if memory_mb:
+        limits.append((resource.RLIMIT_AS, memory_mb * 2**20))
+    for kind, limit in limits:
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, limit))
+
+
+def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardResult]:
+    """A function that calls the reward by TRL's convention: lists of one, as keywords the signature asks for."""
+    parameters = inspect.signature(reward).parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+
+    def score(request: ScoreRequest) -> RewardResult:
+        offered = {name: [value] for name, value in request.columns.items()}
+        offered |= {
+            "prompts": [request.prompt],
+            "completions": [_in_the_form_of(request.prompt, request.completion_text)],
+            "completion_ids": [request.completion_ids],
+        }
+        try:
+            result = reward(**{name: value for name, value in offered.items() if takes_all or name in names})
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+            return RewardResult(reward=single_number(result))
+        except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
+            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            return RewardResult(reward=None, error=said.encode(errors="replace").decode())
+
+    return score
+
+
+def _in_the_form_of(prompt: str | list[ChatMessage], text: str) -> str | list[ChatMessage]:
+    """Text after text; the assistant's message after messages."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def single_number(result: Any) -> float:
+    """The reward in what the function returned: a number, or a sequence of one."""
+    if hasattr(result, "tolist"):  # numpy arrays and scalars, tensors
+        result = result.tolist()
+    if isinstance(result, list | tuple):
+        if len(result) != 1:
+            raise ValueError(f"the reward returned {len(result)} values for one completion")
+        result = result[0]
+    if result is None:
+        raise ValueError("the reward returned None")
+    number = float(result) if not isinstance(result, str) else math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the reward returned {result!r}, which is not a finite number")
+    return number
+
+
+if __name__ == "__main__":
+    main()

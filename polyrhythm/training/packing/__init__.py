@@ -1,0 +1,1 @@
+"""Groups packed into rows: layout, attention over it, scores of its tokens."""

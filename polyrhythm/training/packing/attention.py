@@ -1,0 +1,382 @@
+"""Attention over a packed row: a prompt is computed once and every completion attends to it and to itself.
+
+Registered with transformers' `AttentionInterface`; the row's `AttentionPlan` travels with each call of the model. No
+mask tensor exists, and on a CPU no key or value is copied. All kernels compute the same function:
+
+    runs      causal attention inside each prompt and inside each completion
+    crosses   every completion token over the whole prompt, merged with its run by the log-sum-exp of both
+"""
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from transformers import AttentionInterface
+
+from polyrhythm.errors import RunError, UserError
+from polyrhythm.training.packing.compiled_attention import compiled_attention, library_for, with_dense_heads
+from polyrhythm.training.packing.layout import Block
+
+IMPLEMENTATION = "polyrhythm_packed"
+
+log = logging.getLogger(__name__)
+
+_flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` neighbouring causal segments of equal `length`: one kernel call on a strided view."""
+
+    start: int
+    count: int
+    length: int
+
+    def of(self, row: Tensor) -> Tensor:
+        """The segments of a [1, H, T, ...] row as [count, H, length, ...], without a copy."""
+        _, per_head, per_token, *rest = row.stride()
+        return row.as_strided(
+            (self.count, row.size(1), self.length, *row.shape[3:]),
+            (self.length * per_token, per_head, per_token, *rest),
+            row.storage_offset() + self.start * per_token,
+        )
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A block's completion tokens, all of which attend to its whole prompt.
+
+    An even number of them makes two halves: the backward kernel gives whole key/value heads to threads, of which models
+    have an odd number now and then.
+    """
+
+    queries: Run
+    key_start: int
+    num_keys: int
+
+    def keys_of(self, row: Tensor) -> Tensor:
+        """The prompt's part of a row, without a copy for each half."""
+        return row.narrow(2, self.key_start, self.num_keys).expand(self.queries.count, -1, -1, -1)
+
+    def add_to_keys_of(self, row: Tensor, gradient: Tensor) -> None:
+        for half in gradient.split(1):
+            row.narrow(2, self.key_start, self.num_keys).add_(half)
+
+
+def _halves(start: int, length: int) -> Run:
+    return Run(start, 1, length) if length % 2 else Run(start, 2, length // 2)
+
+
+class AttentionPlan:
+    """The kernel calls that one layer makes for a row, and how many layers made them."""
+
+    def __init__(self, blocks: Sequence[Block]):
+        self.blocks = tuple(blocks)
+        self.runs = _merge_equal_neighbours([segment for block in blocks for segment in causal_segments(block)])
+        self.crosses = tuple(
+            Cross(
+                queries=_halves(block.completion_starts[0], sum(block.completion_lengths)),
+                key_start=block.prompt_start,
+                num_keys=block.prompt_length,
+            )
+            for block in blocks
+            if len(block.completion_starts) > 1
+        )
+        self.longest_sequence = max(block.prompt_length + max(block.completion_lengths, default=0) for block in blocks)
+        self.num_calls = 0
+
+
+def causal_segments(block: Block) -> list[tuple[int, int]]:
+    """(start, length) of the block's causal segments; a lone completion simply continues its prompt."""
+    if len(block.completion_starts) <= 1:
+        return [(block.prompt_start, block.stop - block.prompt_start)]
+    completions = zip(block.completion_starts, block.completion_lengths, strict=True)
+    return [(block.prompt_start, block.prompt_length), *completions]
+
+
+def _merge_equal_neighbours(segments: Sequence[tuple[int, int]]) -> tuple[Run, ...]:
+    runs: list[Run] = []
+    for start, length in segments:
+        if runs and runs[-1].length == length:
+            runs[-1] = Run(runs[-1].start, runs[-1].count + 1, length)
+        else:
+            runs.append(Run(start, 1, length))
+    return tuple(runs)
+
+
+class _MergedFlash(torch.autograd.Function):
+    """The CPU kernel: flash attention of every piece, merged by log-sum-exp.
+
+    The backward pass of a piece is the flash backward with the *merged* output and log-sum-exp of its queries: then
+    exp(scores - lse) are the final attention weights, and the pieces' gradients simply add up.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        query, key, value = map(with_dense_heads, (query, key, value))
+        _, num_heads, num_tokens, head_dim = query.shape
+        out = query.new_empty(1, num_tokens, num_heads, head_dim).transpose(1, 2)
+        lse = query.new_empty(1, num_tokens, num_heads).transpose(1, 2)
+        for run in plan.runs:
+            run_out, run_lse = _flash_forward(run.of(query), run.of(key), run.of(value), 0.0, True, scale=scale)
+            run.of(out).copy_(run_out)
+            run.of(lse).copy_(run_lse)
+        for cross in plan.crosses:
+            prompt_out, prompt_lse = _flash_forward(
+                cross.queries.of(query), cross.keys_of(key), cross.keys_of(value), 0.0, False, scale=scale
+            )
+            own_out, own_lse = cross.queries.of(out), cross.queries.of(lse)
+            own_out.lerp_(prompt_out, torch.sigmoid(prompt_lse - own_lse).unsqueeze(-1))
+            own_lse.copy_(torch.logaddexp(prompt_lse, own_lse))
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.plan, ctx.scale = plan, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        query, key, value, out, lse = ctx.saved_tensors
+        plan: AttentionPlan = ctx.plan
+        grad_query, grad_key, grad_value = (torch.empty_like(tensor) for tensor in (query, key, value))
+        for run in plan.runs:
+            pieces = (run.of(tensor) for tensor in (grad_out, query, key, value, out, lse))
+            grads = _flash_backward(*pieces, 0.0, True, scale=ctx.scale)
+            for total, piece in zip((grad_query, grad_key, grad_value), grads, strict=True):
+                run.of(total).copy_(piece)
+        for cross in plan.crosses:
+            piece_query, piece_key, piece_value = _flash_backward(
+                cross.queries.of(grad_out),
+                cross.queries.of(query),
+                cross.keys_of(key),
+                cross.keys_of(value),
+                cross.queries.of(out),
+                cross.queries.of(lse),
+                0.0,
+                False,
+                scale=ctx.scale,
+            )
+            cross.queries.of(grad_query).add_(piece_query)
+            cross.add_to_keys_of(grad_key, piece_key)
+            cross.add_to_keys_of(grad_value, piece_value)
+        return grad_query, grad_key, grad_value, None, None
+
+
+def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """CPU: [1, H, T, D] and [1, Hk, T, D] to [1, H, T, D] by the log-sum-exp merge over private flash operators."""
+    return _MergedFlash.apply(query, key, value, plan, scale)  # pyright: ignore[reportReturnType]
+
+
+def cpu_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """The compiled kernel in fp32 where this machine can have it, else the merge."""
+    library = library_for(query, key, value)
+    if library is None or not _is_sound(library, query.size(-1), query.size(1) // key.size(1)):
+        return merged_flash_attention(query, key, value, plan, scale)
+    return compiled_attention(query, key, value, plan.blocks, scale, library)
+
+
+@functools.cache
+def _is_sound(library: ctypes.CDLL, head_dim: int, repeats: int) -> bool:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return compiled_attention(query, key, value, plan.blocks, scale, library)
+
+    if agrees_with_loop(kernel, head_dim=head_dim, repeats=repeats, dtype=torch.float32, tolerance=1e-4):
+        return True
+    log.warning("the compiled attention kernel fails its self-test: torch operators are used")
+    return False
+
+
+def looped_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """The same through public operators only: a loop over completions with the prompt's keys in front of their own."""
+    attend = functools.partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=True)
+    pieces: list[Tensor] = []
+    for block in plan.blocks:
+        first, *others = causal_segments(block)
+        prompt = _span(*first)
+        pieces.append(attend(query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True))
+        for start, length in others:
+            own = _span(start, length)
+            keys, values = (torch.cat([row[:, :, prompt], row[:, :, own]], dim=2) for row in (key, value))
+            pieces.append(attend(query[:, :, own], keys, values, attn_mask=causal_lower_right(length, keys.size(2))))
+    return torch.cat(pieces, dim=2)
+
+
+def _span(start: int, length: int) -> slice:
+    return slice(start, start + length)
+
+
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """CUDA, UNTESTED (no GPU has run it): one variable-length flash call, keys and values gathered per completion."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    gathered, query_stops, key_stops = _flat_segments(plan, query.device)
+    out = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1)[gathered],
+        value[0].transpose(0, 1)[gathered],
+        torch.tensor([0, *query_stops], dtype=torch.int32, device=query.device),
+        torch.tensor([0, *key_stops], dtype=torch.int32, device=query.device),
+        _longest(query_stops),
+        _longest(key_stops),
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        num_splits=1,
+    )
+    assert isinstance(out, Tensor)
+    return out.transpose(0, 1).unsqueeze(0)
+
+
+def tnd_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Ascend NPU, UNTESTED (no NPU has run it): the same single call in the TND form of the fused operator."""
+    import torch_npu  # pyright: ignore[reportMissingImports]
+
+    gathered, query_stops, key_stops = _flat_segments(plan, query.device)
+    # Sparse mode 3 is causal aligned at the lower right corner; it wants this compressed mask, True where masked.
+    mask = torch.ones(2048, 2048, dtype=torch.bool, device=query.device).triu(1)
+    out = torch_npu.npu_fusion_attention(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1)[gathered],
+        value[0].transpose(0, 1)[gathered],
+        query.size(1),
+        input_layout="TND",
+        atten_mask=mask,
+        scale=scale,
+        actual_seq_qlen=query_stops,
+        actual_seq_kvlen=key_stops,
+        sparse_mode=3,
+    )[0]
+    return out.transpose(0, 1).unsqueeze(0)
+
+
+def _flat_segments(plan: AttentionPlan, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
+    """Key indices and cumulated lengths of one call in which a block's first completion continues its prompt.
+
+    Every other completion is a segment of its own whose keys are the prompt's, gathered again, and its own.
+    """
+    key_indices: list[Tensor] = []
+    query_stops: list[int] = []
+    key_stops: list[int] = []
+    for block in plan.blocks:
+        prompt = torch.arange(block.prompt_start, block.prompt_start + block.prompt_length)
+        own = list(zip(block.completion_starts, block.completion_lengths, strict=True))
+        for start, length in own or [(block.stop, 0)]:
+            key_indices += [prompt, torch.arange(start, start + length)]
+            query_stops.append(start + length)
+            key_stops.append((key_stops[-1] if key_stops else 0) + block.prompt_length + length)
+    return torch.cat(key_indices).to(device), query_stops, key_stops
+
+
+def _longest(stops: Sequence[int]) -> int:
+    return max(stop - start for start, stop in zip([0, *stops], stops, strict=False))
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    *,
+    window: int | None,
+    softcap: float | None,
+    dropout: float,
+) -> Tensor:
+    """Unshared rows of models with sliding windows, soft-capped scores or dropout: plain arithmetic by segments."""
+    pieces: list[Tensor] = []
+    repeats = query.size(1) // key.size(1)
+    for block in plan.blocks:
+        ((start, length),) = causal_segments(block)
+        own = _span(start, length)
+        keys, values = (row[:, :, own].repeat_interleave(repeats, dim=1) for row in (key, value))
+        scores = query[:, :, own] @ keys.transpose(2, 3) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        if window is not None:
+            visible = visible.triu(1 - window)
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1, dtype=torch.float32)
+        pieces.append(F.dropout(weights.to(query.dtype), dropout) @ values)
+    return torch.cat(pieces, dim=2)
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]
+
+
+@functools.cache
+def kernel_for(device_type: str) -> Kernel:
+    """The kernel of a device, chosen once; a device without one is refused."""
+    if device_type == "cpu":
+        if agrees_with_loop(merged_flash_attention):
+            return cpu_attention
+        log.warning("this PyTorch's private attention operators fail their self-test: a slower public one is used")
+        return looped_attention
+    if device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
+        return varlen_attention
+    if device_type == "npu":
+        return tnd_attention
+    raise UserError(f"no attention kernel for device {device_type!r}: use cpu, cuda (capability 8.0 or later) or npu")
+
+
+def agrees_with_loop(
+    kernel: Kernel, *, head_dim: int = 8, repeats: int = 2, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9
+) -> bool:
+    """Whether a kernel computes, forward and backward, what the public operators do."""
+    plan = AttentionPlan([Block(0, 70, (70, 110, 115), (40, 5, 1)), Block(116, 2, (118,), (3,)), Block(121, 4, (), ())])
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, 125, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
+    *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
+    results: list[list[Tensor]] = []
+    with torch.enable_grad():
+        for candidate in (looped_attention, kernel):
+            leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+            try:
+                out = candidate(leaves[0], leaves[1], leaves[2], plan, 0.3)
+                results.append([out.detach(), *torch.autograd.grad(out, leaves, grad_out)])
+            except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+                return False
+    return all(torch.allclose(*pair, rtol=tolerance, atol=tolerance) for pair in zip(*results, strict=True))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    attention_plan: AttentionPlan | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in every layer: [1, H, T, D] in, [1, T, H, D] out."""
+    if attention_plan is None:
+        raise RunError("packed attention was called without a layout: use polyrhythm.training.packing.scoring.score")
+    if attention_mask is not None or s_aux is not None:
+        raise RunError("packed attention supports neither attention masks nor attention sinks")
+    attention_plan.num_calls += 1
+    scale = query.size(-1) ** -0.5 if scaling is None else scaling
+    window = sliding_window if sliding_window and sliding_window < attention_plan.longest_sequence else None
+    if window is None and softcap is None and dropout == 0.0:
+        kernel = kernel_for(query.device.type) if query.size(-1) == value.size(-1) else looped_attention
+        return kernel(query, key, value, attention_plan, scale).transpose(1, 2), None
+    if attention_plan.crosses:
+        raise RunError(
+            f"a shared prompt met sliding_window={sliding_window}, softcap={softcap}, dropout={dropout} in a row whose "
+            f'longest sequence has {attention_plan.longest_sequence} tokens: set training.share_prompt = "never"'
+        )
+    out = explicit_attention(query, key, value, attention_plan, scale, window=window, softcap=softcap, dropout=dropout)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(IMPLEMENTATION, packed_attention)

@@ -1,0 +1,1 @@
+"""Several training processes as one."""

@@ -1,0 +1,111 @@
+"""Policy, old policy and reference: three models in one engine, scored by the same code on the same layout.
+
+The reference exists when there is a KL term, the old policy when a step makes more than one update; otherwise neither
+costs memory or time.
+"""
+
+import copy
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from polyrhythm.config import AlgorithmConfig, TrainingConfig
+from polyrhythm.errors import UserError
+from polyrhythm.training.packing.layout import Layout
+from polyrhythm.training.packing.scoring import Scores, prepare_model, score
+from polyrhythm.training.policy.accumulate import accumulate_in_place
+
+
+class TriModel:
+    """`score` asks the policy with gradients; `score_old` and `score_reference` ask the frozen copies without."""
+
+    def __init__(
+        self, policy: PreTrainedModel, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
+        longest_sequence: int | None = None,
+    ):  # fmt: skip
+        self.temperature = temperature
+        self.policy = policy
+        self.shares_prompts = prepare_model(policy, training.share_prompt, longest_sequence)
+        policy.eval()  # dropout would make the same tokens cost differently in two passes
+        # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
+        self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None
+        self.old_policy = _frozen_copy(policy) if training.updates_per_step > 1 else None
+        accumulate_in_place(policy)
+        if training.gradient_checkpointing:
+            _refuse_dropout(policy)
+            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # pyright: ignore
+            for module in policy.modules():
+                if isinstance(module, GradientCheckpointingLayer):
+                    module.training = True  # it checkpoints in train mode only; what is inside stays in evaluation mode
+
+    def score(self, layout: Layout) -> Scores:
+        return score(self.policy, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def score_old(self, layout: Layout) -> Scores:
+        """The policy at the start of the step: the kept copy, or the policy itself while it has not been updated."""
+        return score(self.old_policy or self.policy, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def score_reference(self, layout: Layout) -> Scores:
+        assert self.reference is not None, "there is no reference model when kl_coef is 0"
+        return score(self.reference, layout, temperature=self.temperature)
+
+    @torch.no_grad()
+    def remember_old_policy(self) -> None:
+        if self.old_policy is not None:
+            for old, new in zip(self.old_policy.parameters(), self.policy.parameters(), strict=True):
+                old.copy_(new)
+
+
+def load_policy(model_dir: Path) -> PreTrainedModel:
+    """The model of a folder in fp32, on the accelerator if there is one."""
+    policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    _allow_saving(policy, model_dir)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return policy.to(accelerator) if accelerator else policy  # pyright: ignore
+
+
+def save_policy(policy: PreTrainedModel, model_dir: Path, target: Path) -> None:
+    """Policy and tokenizer as a model folder, which appears by one rename; the tokenizer is that of `model_dir`."""
+    staging = target.with_name(f".{target.name}")
+    shutil.rmtree(staging, ignore_errors=True)
+    policy.save_pretrained(staging)
+    AutoTokenizer.from_pretrained(model_dir).save_pretrained(staging)
+    shutil.rmtree(target, ignore_errors=True)
+    os.rename(staging, target)
+
+
+def _allow_saving(policy: PreTrainedModel, model_dir: Path) -> None:
+    """transformers loads settings for generation that it refuses to save: better known before training than after it."""
+    settings = policy.generation_config
+    if settings is None:
+        return
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True  # in older folders a temperature alone means sampling
+    try:
+        settings.validate(strict=True)
+    except ValueError as error:
+        raise UserError(
+            f"{model_dir / 'generation_config.json'} could not be saved with the trained model: {error}"
+        ) from None
+
+
+def _refuse_dropout(policy: PreTrainedModel) -> None:
+    """A layer that checkpoints is in train mode: its dropout would make the same tokens cost differently in two passes."""
+    for name, value in policy.config.get_text_config().to_dict().items():
+        if "drop" in name and isinstance(value, float) and value:
+            raise UserError(f"training.gradient_checkpointing=true does not go with the model's {name}={value}: "
+                            "set it to 0 in the model's config.json")  # fmt: skip
+
+
+def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    frozen = copy.deepcopy(model)
+    frozen.requires_grad_(False)
+    return frozen.eval()

@@ -1,0 +1,171 @@
+"""The engines of a machine, with short-lived processes in place of engines."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from polyrhythm.cli import engines as command
+from polyrhythm.cluster import engine_processes as module
+from polyrhythm.cluster.engine_processes import EngineProcesses
+from polyrhythm.cluster.process import ManagedProcess
+from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.errors import RunError
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    folder.processes.mkdir()
+    return folder
+
+
+@pytest.fixture
+def make_engines(folder, monkeypatch):
+    """A engines whose processes sleep; each announces an address of its own."""
+    fleets, started = [], []
+
+    def start(_, name, command, num_threads) -> ManagedProcess:
+        started.append(name)
+        log = folder.logs / f"{name}.log"
+        log.touch()
+        folder.announce(name, f"http://{name}/{len(started)}")
+        return ManagedProcess(name, subprocess.Popen(SLEEP, stdin=subprocess.PIPE), log)
+
+    def make(max_restarts: int, *names: str) -> tuple[EngineProcesses, list[str]]:
+        notes: list[str] = []
+        engines = EngineProcesses(folder, 1, max_restarts, notes.append)
+        fleets.append(engines)
+        for name in names:
+            engines.start(name)
+        return engines, notes
+
+    monkeypatch.setattr(module, "start_process", start)
+    yield make
+    for part in [part for engines in fleets for part in engines.parts.values()]:
+        part.kill()
+
+
+def status(folder: RunFolder, **states: str) -> dict:
+    engines = []
+    for name, state in states.items():
+        name = name.replace("_", "-")
+        state, _, dismissed = state.partition(" ")
+        url = folder.url(name) or "http://elsewhere"
+        engines.append({"name": name, "state": state, "url": url, "cause": "", "dismissed": bool(dismissed)})
+    return {"engines": engines}
+
+
+def look(engines: EngineProcesses, seen: dict) -> None:
+    engines.supervise(engines.ended(), seen)
+
+
+def die(engines: EngineProcesses, name: str) -> None:
+    engines.parts[name].kill()
+
+
+def wait_for_end(part: ManagedProcess) -> None:
+    part.process.wait(5)
+
+
+def test_a_dead_engine_is_started_again_until_its_budget_is_used_up(make_engines, folder):
+    engines, notes = make_engines(2, "engine-0", "engine-1")
+    for number in (1, 2):
+        die(engines, "engine-0")
+        look(engines, status(folder, engine_0="ready", engine_1="ready"))
+        assert "engine-0 was killed by SIGKILL" in notes[-1] and f"{number} of 2" in notes[-1]
+        assert engines.parts["engine-0"].returncode is None
+    die(engines, "engine-0")
+    look(engines, status(folder, engine_0="ready", engine_1="ready"))
+    assert "used up" in notes[-1]
+    assert engines.names == ["engine-1"]
+
+
+def test_the_run_ends_when_the_last_engine_is_given_up_unless_others_have_joined(make_engines, folder):
+    engines, _ = make_engines(1, "engine-0")
+    die(engines, "engine-0")
+    look(engines, status(folder, engine_0="ready"))
+    die(engines, "engine-0")
+    look(engines, status(folder, engine_0="ready", far_away="ready"))
+    with pytest.raises(RunError, match="engine-0 was killed by SIGKILL"):
+        look(engines, status(folder, engine_0="quarantined", far_away="gone"))
+
+
+def test_without_a_budget_the_first_dead_engine_ends_the_run(make_engines, folder):
+    engines, _ = make_engines(0, "engine-0", "engine-1")
+    die(engines, "engine-1")
+    with pytest.raises(RunError, match="engine-1 was killed by SIGKILL"):
+        look(engines, status(folder, engine_0="ready", engine_1="ready"))
+
+
+@pytest.mark.parametrize("state", ["gone dismissed", "draining"])
+def test_an_engine_that_was_let_go_ends_and_is_not_started_again(make_engines, folder, state):
+    engines, notes = make_engines(0, "engine-0", "engine-1")
+    part = engines.parts["engine-1"]
+    look(engines, status(folder, engine_0="ready", engine_1=state))
+    if state == "draining":
+        assert part.returncode is None
+        die(engines, "engine-1")
+    wait_for_end(part)
+    look(engines, status(folder, engine_0="ready", engine_1=state))
+    assert notes == ["engine-1 has left the run"]
+    assert engines.names == list(engines.parts) == ["engine-0"]
+
+
+def test_an_engine_that_is_given_up_while_its_process_lives_is_killed_and_started_again(make_engines, folder):
+    engines, notes = make_engines(1, "engine-0")
+    gone = status(folder, engine_0="gone")
+    part = engines.parts["engine-0"]
+    look(engines, gone)
+    wait_for_end(part)
+    look(engines, gone)
+    assert len(notes) == 2 and engines.parts["engine-0"] is not part
+    look(engines, gone)  # the status still shows the one before
+    assert len(notes) == 2 and engines.parts["engine-0"].returncode is None
+
+
+def test_requested_engines_are_started_once_and_never_under_a_name_that_is_taken(make_engines, folder):
+    engines, notes = make_engines(1, "engine-0")
+    assert folder.request_engine(taken={"engine-0"}).name == "engine-1"
+    assert folder.request_engine(taken={"engine-0"}).name == "engine-2"
+    engines.start_requested()
+    engines.start_requested()
+    assert engines.names == ["engine-0", "engine-1", "engine-2"] and len(notes) == 2
+
+
+def test_engines_that_are_added_in_a_row_get_names_of_their_own_before_they_have_joined(
+    make_engines, folder, monkeypatch
+):
+    engines, _ = make_engines(0, "engine-0")
+    monkeypatch.setattr(command, "_status", lambda run: status(run, engine_0="ready"))
+    monkeypatch.setattr(time, "sleep", lambda _: engines.start_requested())  # the supervisor looks while they wait
+    assert [command.add_engine(folder), command.add_engine(folder)] == ["engine-1", "engine-2"]
+    assert engines.names == ["engine-0", "engine-1", "engine-2"]
+
+
+def test_a_part_that_does_not_listen_is_killed_when_it_is_asked_again_later(folder, monkeypatch):
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    part = ManagedProcess("engine-0", process, folder.logs)
+    part.ask_to_end()
+    part.ask_to_end()
+    assert part.returncode is None
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60)
+    part.ask_to_end()
+    assert part.returncode == -9
+
+
+def test_a_run_folder_that_goes_on_forgets_old_requests(folder):
+    folder.request_engine(taken=set())
+    (folder.path / "run.json").write_text(json.dumps({"model_dir": str(folder.path), "store_root": "/x"}))
+    from polyrhythm.config import Config
+
+    folder.reopen(Config(weights={"root": str(folder.path / "weights")}), 0)  # pyright: ignore
+    assert folder.take_engine_requests() == []

@@ -1,0 +1,52 @@
+from polyrhythm.conductor.steps.journal import Journal
+from polyrhythm.types import Completion, Group, Rollout
+
+
+def make_group(step: int, position: int) -> Group:
+    completion = Completion(token_ids=[1], rollout_logprobs=[-0.125], finish_reason="stop")
+    return Group(
+        step, position, position, [5, 6], [Rollout(0, completion, step, 0.5), Rollout(1, completion, step, None)]
+    )
+
+
+def test_what_was_written_is_read_by_the_next_process(tmp_path):
+    journal = Journal(tmp_path)
+    assert (journal.cursor(0), journal.cursor(1)) == (0, None)
+    journal.set_cursor(1, 8)
+    groups = [make_group(1, position) for position in (3, 1)]
+    for group in groups:
+        journal.add_group(group)
+    again = Journal(tmp_path)
+    assert again.cursor(1) == 8
+    assert again.groups(1) == groups
+    assert again.groups(0) == []
+
+
+def test_a_frame_that_was_cut_off_is_dropped_and_written_over(tmp_path):
+    journal = Journal(tmp_path)
+    journal.add_group(make_group(0, 0))
+    journal.add_group(make_group(0, 1))
+    (path,) = tmp_path.glob("groups-*")
+    for num_bytes in (1, 3, 20):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-num_bytes])
+        assert [group.position for group in Journal(tmp_path).groups(0)] == [0]
+        journal.add_group(make_group(0, 1))
+        assert path.read_bytes() == whole
+
+
+def test_a_crash_while_a_cursor_is_written_leaves_the_old_ones(tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    journal.set_cursor(1, 8)
+    monkeypatch.setattr("json.dump", lambda content, file: file.write('{"1": 8, "2'))
+    monkeypatch.setattr("os.replace", lambda *paths: None)
+    journal.set_cursor(2, 16)
+    assert (Journal(tmp_path).cursor(1), Journal(tmp_path).cursor(2)) == (8, None)
+
+
+def test_groups_of_committed_steps_are_forgotten(tmp_path):
+    journal = Journal(tmp_path)
+    for step in range(3):
+        journal.add_group(make_group(step, 0))
+    journal.forget_groups_before(2)
+    assert [len(journal.groups(step)) for step in range(3)] == [0, 0, 1]
