@@ -184,9 +184,9 @@ def two_threads():
 def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one, two_threads):
     """Separate sequences go through the same trainer, and through transformers' own attention.
 
-    In fp32 this model rounds: in plain transformers separate sequences are 3e-5 away from fp64, packed ones no further. So
-    the exact comparison with transformers is made in fp64; in fp32 its tolerance is relative to the log-probability, and to
-    the whole gradient instead of each parameter's.
+    In fp32 this model rounds: in plain transformers separate sequences are 3e-5 away from fp64, packed ones no further, by
+    how much depends on the processor. So the exact comparison with transformers is made in fp64; in fp32 its tolerance is
+    those 3e-5, and the gradient is compared as a whole instead of parameter by parameter.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -200,13 +200,13 @@ def test_packed_rows_equal_separate_sequences_on_smollm2(one_by_one, two_threads
     ]
     groups = [(tokenizer(prompt).input_ids, [tokenizer(text).input_ids for text in texts]) for prompt, texts in texts]
     (layout,) = pack(groups, share_prompt=True, max_tokens=999)
-    for dtype, tolerance_per_nat in ((torch.float32, 5e-6), (torch.float64, 0.0)):
+    for dtype, tolerance in ((torch.float32, 3e-5), (torch.float64, 5e-6)):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         assert prepare_model(model, "always")
         expected_N = one_by_one(model, groups, layout)
         expected_gradients = gradients(model, expected_N)
         actual_N = score(model, layout).logprobs_N
-        assert ((actual_N - expected_N).abs() <= 5e-6 + tolerance_per_nat * expected_N.abs()).all()
+        assert (actual_N - expected_N).abs().max() <= tolerance
         actual_gradients = gradients(model, actual_N)
         rows = [
             pack([(prompt, [one])], share_prompt=False, max_tokens=999)[0] for prompt, many in groups for one in many
