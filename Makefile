@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup quickstart test soak lint bench
+.PHONY: setup quickstart test soak lint docs bench
 
 setup: $(VENV)/installed  ## make the virtual environment with everything pinned
 
@@ -21,11 +21,14 @@ test: setup  ## the whole suite
 soak: setup  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
 	$(BIN)/python benchmarks/soak.py
 
-lint: setup
+lint: setup  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-bench: setup  ## short forms of the benchmarks, written to benchmarks/RESULTS.md
+docs: setup  ## rewrite what is generated: the README's tree, docs/metrics.md
+	$(BIN)/python docs/write_tree.py
+
+bench: setup  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
 	$(BIN)/polyrhythm fetch smollm2-135m
 	$(BIN)/python benchmarks/run_all.py

@@ -1,4 +1,7 @@
-"""Run the benchmarks one after the other and write benchmarks/RESULTS.md. Each measures both sides in one run and prints JSON last."""
+"""Run the benchmarks one after the other. Each measures both sides in one run and prints JSON last.
+
+The JSON goes to benchmarks/results/, and benchmarks/RESULTS.md is written from it, with benchmarks/NOTES.md below.
+"""
 
 import argparse
 import json
@@ -6,35 +9,75 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 NOTES = HERE / "NOTES.md"
+RAW = HERE / "results"
 RESULTS = HERE / "RESULTS.md"
 DEADLINE_S = 3600
 
+
+class Benchmark(NamedTuple):
+    """What a script shows, and how the numbers of its JSON line are told; `{rows[0][speedup]}` reaches inside."""
+
+    title: str
+    figures: str
+
+
 BENCHMARKS = {
-    "engine.py": "The embedded engine against transformers `generate`, vLLM on CPU (if its environment is there) and the decoding roofline",
-    "shared_prompt.py": "Forward and backward with shared prompts against well-packed unshared ones",
-    "logprobs.py": "Log-probabilities without logits, vocabulary of 152k",
-    "schedules.py": "Periodic against sync on the same work",
-    "training_share.py": "The quickstart's training time with and without shared prompts",
-    "ranks.py": "A training step by one rank, by two, and by one with the threads of both",
-    "tri_model.py": "Peak memory of one, two and three models",
-    "utilisation.py": "How busy the cores are over quickstart steps, and what weights cost",
-    "conductor.py": "The conductor without models: CPU per rollout, memory per rollout in flight",
-    "dispatch_order.py": "Longest expected first against problem order, scripted engines with heavy-tailed lengths",
-    "against_trl.py": "A whole step against TRL's GRPOTrainer, without and with KL",
+    "engine.py": Benchmark(
+        "The embedded engine against transformers `generate`, vLLM on CPU (if its environment is there) and the decoding roofline",
+        "{over_hf_generate:.1f} × `generate`; {of_roofline:.0%} of the roofline; {tokens_per_s[ours]:.0f} tokens/s",
+    ),
+    "kernels.py": Benchmark("Each kernel on and off", "{summary}"),
+    "shared_prompt.py": Benchmark(
+        "Forward and backward with shared prompts against well-packed unshared ones",
+        "prompt {rows[0][prompt]}, {rows[0][group]} × {rows[0][completion]} tokens: {rows[0][speedup]:.2f} × of {rows[0][rho]:.2f}; "
+        "prompt {rows[1][prompt]}, {rows[1][group]} × {rows[1][completion]}: {rows[1][speedup]:.2f} × of {rows[1][rho]:.2f}",
+    ),
+    "logprobs.py": Benchmark(
+        "Log-probabilities without logits, vocabulary of 152k",
+        "{chunked_extra_mb:.0f} MB instead of {full_logits_extra_mb:.0f} MB, {time_ratio:.2f} × the time",
+    ),
+    "schedules.py": Benchmark(
+        "Periodic against sync on the same work",
+        "{periodic_over_sync:.2f} × ({fraction_of_bound:.0%} of the bound); "
+        "{periodic_over_sync_all_cores:.2f} × against sync with all cores for each phase",
+    ),
+    "training_share.py": Benchmark(
+        "The quickstart's training time with and without shared prompts",
+        "{speedup:.1f} ×: {train_s_unshared:.1f} s to {train_s_shared:.1f} s a step",
+    ),
+    "ranks.py": Benchmark(
+        "A training step by one rank, by two, and by one with the threads of both",
+        "two ranks {speedup:.2f} × one; gradient within {max_gradient_error:.0e}",
+    ),
+    "side_by_side.py": Benchmark("Two quickstarts at the same time against one alone", "{ratio:.2f} × as long"),
+    "tri_model.py": Benchmark(
+        "Peak memory of one, two and three models",
+        "{rows[0][peak_mb]:.0f}, {rows[1][peak_mb]:.0f} and {rows[2][peak_mb]:.0f} MB",
+    ),
+    "utilisation.py": Benchmark(
+        "How busy the cores are over quickstart steps, and what weights cost",
+        "cores {cores_busy:.1%} busy; weights {weights_share_of_step:.1%} of a step of {s_per_step:.1f} s",
+    ),
+    "conductor.py": Benchmark(
+        "The conductor without models: CPU per rollout, memory per rollout in flight",
+        "{cpu_ms_per_rollout:.2f} ms and {bytes_per_rollout_in_flight:.0f} bytes a rollout, "
+        "{num_rollouts_in_flight:,} in flight at {num_engines:,} engines",
+    ),
+    "dispatch_order.py": Benchmark(
+        "Longest expected first against problem order, scripted engines with heavy-tailed lengths",
+        "generation {speedup_of_generation:.2f} × as fast",
+    ),
+    "against_trl.py": Benchmark(
+        "A whole step against TRL's GRPOTrainer, without and with KL",
+        "{speedup:.2f} × TRL {trl_version} without KL, {speedup_with_kl:.2f} × with KL",
+    ),
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    origin: str
-    """When and where it was measured."""
-    line: str
 
 
 def main() -> None:
@@ -42,16 +85,17 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the long forms")
     parser.add_argument("--only", nargs="*", default=list(BENCHMARKS), choices=BENCHMARKS, metavar="SCRIPT")
     options = parser.parse_args()
-    results = read_results()
+    RAW.mkdir(exist_ok=True)
     for script in options.only:
-        results[script] = Result(
-            f"Measured on {date.today()}: {processor()}.", run(script, [] if options.full else ["--short"])
-        )
-        RESULTS.write_text(report(results))
+        result = run(script, [] if options.full else ["--short"])
+        measured = {"measured_on": str(date.today()), "processor": processor(), "result": result}
+        raw_path(script).write_text(json.dumps(measured, indent=1) + "\n")
+        RESULTS.write_text(report())
+    RESULTS.write_text(report())
     print(f"written to {RESULTS}")
 
 
-def run(script: str, arguments: list[str]) -> str:
+def run(script: str, arguments: list[str]) -> dict[str, Any]:
     """The JSON line of a benchmark, or what went wrong."""
     command = [sys.executable, str(HERE / script), *arguments]
     print(f"\n== {script} {' '.join(arguments)}", flush=True)
@@ -59,27 +103,17 @@ def run(script: str, arguments: list[str]) -> str:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        return json.dumps({"failed": f"not finished within {DEADLINE_S} s"})
+        return {"failed": f"not finished within {DEADLINE_S} s"}
     print(done.stdout, end="", flush=True)
     print(f"({time.monotonic() - started:.0f} s)", flush=True)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines or not lines[-1].startswith("{"):
-        return json.dumps({"failed": f"exit code {done.returncode}"})
-    return lines[-1]
+        return {"failed": f"exit code {done.returncode}"}
+    return json.loads(lines[-1])
 
 
-def read_results() -> dict[str, Result]:
-    """What RESULTS.md holds already, so that one benchmark can be run again alone."""
-    results: dict[str, Result] = {}
-    script = origin = ""
-    for line in RESULTS.read_text().splitlines() if RESULTS.exists() else []:
-        if line.startswith("## "):
-            script, origin = line.removeprefix("## ").strip("`"), ""
-        elif line.startswith("Measured on "):
-            origin = line
-        elif line.startswith("{") and script in BENCHMARKS:
-            results[script] = Result(origin, line)
-    return results
+def raw_path(script: str) -> Path:
+    return RAW / script.replace(".py", ".json")
 
 
 def processor() -> str:
@@ -90,21 +124,28 @@ def processor() -> str:
     )
 
 
-def report(results: dict[str, Result]) -> str:
+def report() -> str:
     lines = [
         "# Results",
         "",
-        "Measured by the scripts of this folder (`make bench` runs them all), fp32, SmolLM2-135M unless said otherwise.",
-        "Every benchmark measures both sides in one run, on the same work; ratios count, absolute times depend on the machine.",
+        "Written by `make bench` from `benchmarks/results/*.json`, which hold every number. fp32, SmolLM2-135M unless said otherwise.",
+        "Each script measures both sides in one run, on the same work and threads; ratios count, absolute times depend on the machine.",
         "",
+        "| script | what | measured | when, where |",
+        "|---|---|---|---|",
     ]
-    for script, title in BENCHMARKS.items():
-        if script in results:
-            result = results[script]
-            lines += [f"## `{script}`", "", title, "", result.origin, "", "```json", result.line, "```", ""]
+    for script, benchmark in BENCHMARKS.items():
+        if raw_path(script).exists():
+            measured = json.loads(raw_path(script).read_text())
+            where = f"{measured['measured_on']}, {measured['processor']}"
+            lines.append(f"| `{script}` | {benchmark.title} | {told(benchmark, measured['result'])} | {where} |")
     if NOTES.exists():
-        lines += [NOTES.read_text().strip(), ""]
-    return "\n".join(lines)
+        lines += ["", NOTES.read_text().strip()]
+    return "\n".join(lines) + "\n"
+
+
+def told(benchmark: Benchmark, result: dict[str, Any]) -> str:
+    return f"failed: {result['failed']}" if "failed" in result else benchmark.figures.format_map(result)
 
 
 if __name__ == "__main__":

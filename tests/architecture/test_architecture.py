@@ -1,4 +1,4 @@
-"""The shape of the code: which way imports go, how long files are, which configuration keys exist."""
+"""The shape of the code: which way imports go, how large folders, files and functions are, who may import what."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # A room may import rooms of a lower level, and itself.
 LEVELS = {
-    "errors": 0, "types": 0, "messages": 0, "config": 0, "tokenizer": 0, "cache": 0, "user_code": 0,
+    "__init__": 9, "errors": 0, "types": 0, "messages": 0, "config": 0, "tokenizer": 0, "cache": 0, "user_code": 0,
     "http": 1, "kernels": 1, "observe": 1,
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
     "engine": 3, "conductor": 3, "loader": 3, "training": 3,
@@ -31,6 +31,11 @@ WITHOUT_TORCH = [
 ]
 
 
+MODULES_PER_FOLDER = 12
+IN_ONE_FILE = ("vllm", "ray", "wandb", "peft", "datasets", "prometheus_client", "math_verify", "reasoning_gym")
+"""Libraries of one kind of thing: whoever replaces one touches one file."""
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -46,16 +51,40 @@ def imported_rooms(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         rooms |= {m.split(".")[1] for m in modules if m.startswith("polyrhythm.")}
-    return rooms & LEVELS.keys()
+    return {room for room in rooms if room != "__version__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path):
     room = room_of(path)
-    if room == "__init__":
-        return
     wrong = {other for other in imported_rooms(path) if other != room and LEVELS[other] >= LEVELS[room] > 0}
     assert not wrong, f"{room} (level {LEVELS[room]}) imports {wrong}"
+
+
+def test_every_room_has_a_level():
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert rooms == set(LEVELS), rooms ^ set(LEVELS)
+
+
+def test_folders_stay_small():
+    sizes = {folder: len(list(folder.glob("*.py"))) - 1 for folder in PACKAGE.rglob("*") if folder.is_dir()}
+    assert not {str(folder): size for folder, size in sizes.items() if size > MODULES_PER_FOLDER}
+
+
+@pytest.mark.parametrize("library", IN_ONE_FILE)
+def test_the_library_of_a_kind_is_imported_in_one_file(library):
+    files = [path for path in FILES if library in libraries_of(path)]
+    assert len(files) <= 1, files
+
+
+def libraries_of(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
