@@ -21,7 +21,7 @@ from typing import Any
 from environments import HERE, make_environment
 
 from polyrhythm.cluster.cores import num_cores
-from polyrhythm.observe.metrics import read_metrics
+from polyrhythm.observe.loggers.jsonl import read_metrics
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.weights.pretrained import resolve_model
 

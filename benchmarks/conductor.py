@@ -96,10 +96,12 @@ class InstantScorer:
         return RewardResult(1.0)
 
 
-class NoWriter:
-    def write(self, step: int, metrics: dict[str, float]) -> None: ...
+class NoLogger:
+    def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
-    def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None: ...
+    def log_samples(self, step: int, samples: Any) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: Any, connect: Any) -> Conductor:
@@ -114,7 +116,7 @@ def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: An
     )
     sampling = Sampling(max_tokens=COMPLETION_TOKENS, stop=("\n",), stop_token_ids=(2,))
     return Conductor(
-        config, Problems(), Text(), sampling, VOCAB_SIZE, scorer, NoWriter(), Journal(folder / "journal"), connect
+        config, Problems(), Text(), sampling, VOCAB_SIZE, scorer, NoLogger(), Journal(folder / "journal"), connect
     )
 
 

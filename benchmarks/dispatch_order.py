@@ -11,7 +11,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from conductor import InstantScorer, NoWriter, Text
+from conductor import InstantScorer, NoLogger, Text
 
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.steps.journal import Journal
@@ -92,7 +92,7 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
     with tempfile.TemporaryDirectory() as folder:
         conductor = Conductor(
             config, Problems(len(lengths)), TextWithIndex(), Sampling(max_tokens=2000), 50_000, InstantScorer(),
-            NoWriter(), Journal(Path(folder)), lambda url: SlowEngine(lengths),
+            NoLogger(), Journal(Path(folder)), lambda url: SlowEngine(lengths),
         )  # fmt: skip
         running = asyncio.create_task(conductor.run())
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from polyrhythm.cluster.cores import num_cores, plan_threads
 from polyrhythm.cluster.local import LocalRun
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import load_config
-from polyrhythm.observe.metrics import read_metrics
+from polyrhythm.observe.loggers.jsonl import read_metrics
 from polyrhythm.observe.terminal.view import make_view
 from polyrhythm.weights.pretrained import resolve_model
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from polyrhythm.chaos.plan import read_fault_log  # noqa: E402
-from polyrhythm.observe.metrics import read_metrics  # noqa: E402
+from polyrhythm.observe.loggers.jsonl import read_metrics  # noqa: E402
 from polyrhythm.weights.store import WeightStore  # noqa: E402
 from tests.tiny_model import save_tiny_model  # noqa: E402
 

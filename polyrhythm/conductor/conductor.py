@@ -23,6 +23,7 @@ from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest, TrainerReport
+from polyrhythm.observe.loggers import Logger
 from polyrhythm.types import Group, Problem, Sampling
 
 LINGER_S = 1.0
@@ -51,12 +52,6 @@ class Problems(Protocol):
     def take(self, cursor: int, n: int) -> list[Problem]: ...
 
 
-class Writer(Protocol):
-    def write(self, step: int, metrics: dict[str, float]) -> None: ...
-
-    def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None: ...
-
-
 class Conductor:
     """Owns the pool, the open step, the data cursor and what is known of the trainer.
 
@@ -72,7 +67,7 @@ class Conductor:
         sampling: Sampling,
         vocab_size: int,
         scorer: Scorer,
-        writer: Writer,
+        logger: Logger,
         journal: Journal,
         connect: Callable[[str], EngineClient],
         cores: CorePlan | None = None,
@@ -97,7 +92,7 @@ class Conductor:
         )
         self._vocab_size = vocab_size
         self._scorer = scorer
-        self._writer = writer
+        self._logger = logger
         self._journal = journal
         self._connect = connect
         self._lengths = LengthHistory()
@@ -224,8 +219,8 @@ class Conductor:
         self.last_samples = self._samples(step)
         self.history["reward"].append(step.metrics["reward/mean"])
         self.history["accuracy"].append(step.metrics.get("reward/accuracy"))
-        self._writer.write(step.version, step.metrics)
-        self._writer.write_samples(step.version, self.last_samples)
+        self._logger.log(step.version, step.metrics)
+        self._logger.log_samples(step.version, self.last_samples)
         self._journal.forget_groups_before(step.version)
         self._event()
 

@@ -186,7 +186,7 @@ async def run_conductor(
     make_rewards: Callable[..., RewardPool] = RewardPool,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
-    from polyrhythm.observe.metrics import MetricsWriter
+    from polyrhythm.observe.loggers import Loggers
     from polyrhythm.tasks import ProblemStream, make_task
     from polyrhythm.tokenizer import Tokenizer
 
@@ -194,7 +194,7 @@ async def run_conductor(
     tokenizer = Tokenizer(model_dir)
     limits = config.reward
     rewards = make_rewards(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
-    with MetricsWriter(run_dir) as writer:
+    with Loggers(run_dir) as logger:
         async with open_session() as session, rewards:
             conductor = Conductor(
                 config,
@@ -203,7 +203,7 @@ async def run_conductor(
                 sampling=sampling_of(config, task.stop, tokenizer.eos_token_ids),
                 vocab_size=tokenizer.vocab_size,
                 scorer=rewards,
-                writer=writer,
+                logger=logger,
                 journal=Journal(run_dir / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, tokens),
                 cores=cores,

@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from polyrhythm.observe.metrics import read_metrics
+from polyrhythm.observe.loggers.jsonl import read_metrics
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.text import visible
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from polyrhythm.observe.metrics import METRICS_FILE, SAMPLES_FILE, read_metrics
+from polyrhythm.observe.loggers.jsonl import METRICS_FILE, SAMPLES_FILE, read_metrics
 from polyrhythm.observe.terminal.curve import plot_text
 
 PLACES = {

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -140,23 +140,25 @@ class ScriptedScorer:
 
 
 @dataclass
-class RecordingWriter:
+class RecordingLogger:
     rows: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def write(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float]) -> None:
         self.rows.append((step, metrics))
 
-    def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
         self.samples += samples
+
+    def close(self) -> None: ...
 
 
 class Stage:
     """A running conductor with its HTTP service, and scripted engines around it."""
 
-    def __init__(self, conductor: Conductor, writer: RecordingWriter, scorer: ScriptedScorer):
+    def __init__(self, conductor: Conductor, logger: RecordingLogger, scorer: ScriptedScorer):
         self.conductor = conductor
-        self.writer = writer
+        self.logger = logger
         self.scorer = scorer
         self.events: list[tuple] = []
         self.engines: list[ScriptedEngine] = []
@@ -276,7 +278,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
             for key, value in changes.items():
                 values[key] = {**values[key], **value} if isinstance(value, dict) and key in values else value
             config = Config.model_validate(values)
-            writer, scorer = RecordingWriter(), ScriptedScorer()
+            logger, scorer = RecordingLogger(), ScriptedScorer()
             conductor = Conductor(
                 config,
                 problems=NumberedProblems(),
@@ -284,11 +286,11 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
                 sampling=sampling_of(config, ("\n",), (2,)),
                 vocab_size=VOCAB_SIZE,
                 scorer=scorer,
-                writer=writer,
+                logger=logger,
                 journal=Journal(tmp_path / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, TOKENS),
             )
-            stage = await stack.enter_async_context(Stage(conductor, writer, scorer))
+            stage = await stack.enter_async_context(Stage(conductor, logger, scorer))
             for _ in range(num_engines):
                 await stage.add_engine()
             return stage

@@ -18,7 +18,7 @@ async def test_a_step_hands_out_every_group_once_and_commits(make_stage):
     assert {rollout.policy_version for group in groups for rollout in group.rollouts} == {0}
     assert all([rollout.index for rollout in group.rollouts] == [0, 1] for group in groups)
     assert (await stage.commit(0, **{"loss/policy": 0.5}))[0] == 200
-    ((step, row),) = stage.writer.rows
+    ((step, row),) = stage.logger.rows
     assert step == 0
     assert (row["onpolicy/violations"], row["ledger/duplicates"], row["ledger/refused"], row["loss/policy"]) == (
         0,
@@ -26,7 +26,7 @@ async def test_a_step_hands_out_every_group_once_and_commits(make_stage):
         0,
         0.5,
     )
-    assert [sample["prompt"] for sample in stage.writer.samples] == [f"problem {index}" for index in range(4)]
+    assert [sample["prompt"] for sample in stage.logger.samples] == [f"problem {index}" for index in range(4)]
     await stage.open(1)
     assert sorted(group.problem_index for group in await stage.all_groups(1)) == [4, 5, 6, 7]
 
@@ -114,7 +114,7 @@ async def test_asking_again_changes_nothing(make_stage):
     assert (await stage.groups(0, 2)).groups == groups[2:]
     assert (await stage.groups(0, 4, wait_s=0)).groups == []
     assert [(await stage.commit(0))[0] for _ in range(2)] == [200, 200]
-    assert len(stage.writer.rows) == 1
+    assert len(stage.logger.rows) == 1
     assert stage.conductor.step.next_cursor == 4
     assert [event for event in stage.events if event[0] == "load"] == [("load", "engine-0", 0)]
 
@@ -146,7 +146,7 @@ async def test_metrics_say_what_the_step_was_like(make_stage):
     await stage.open(0)
     await stage.all_groups(0)
     await stage.commit(0)
-    row = stage.writer.rows[0][1]
+    row = stage.logger.rows[0][1]
     assert row["reward/mean"] == pytest.approx(1 / 3)
     assert row["reward/accuracy"] == pytest.approx(1 / 3)
     assert row["reward/excluded"] == 2
@@ -165,8 +165,8 @@ async def test_rewards_that_are_not_right_or_wrong_have_no_accuracy(make_stage):
     await stage.open(0)
     await stage.all_groups(0)
     await stage.commit(0)
-    assert stage.writer.rows[0][1]["reward/mean"] == 40.0
-    assert "reward/accuracy" not in stage.writer.rows[0][1]
+    assert stage.logger.rows[0][1]["reward/mean"] == 40.0
+    assert "reward/accuracy" not in stage.logger.rows[0][1]
     assert (await stage.status())["history"]["accuracy"] == [None]
 
 

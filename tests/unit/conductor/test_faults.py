@@ -62,7 +62,7 @@ async def test_a_fault_changes_nothing(make_stage, fault, num_engines):
     assert fired
     assert_undisturbed(stage, groups)
     await stage.commit(0)
-    row = stage.writer.rows[0][1]
+    row = stage.logger.rows[0][1]
     assert row["dispatch/retries"] >= 1
     assert row["onpolicy/violations"] == (2 if fault == "wrong version" else 0)
     assert row["ledger/duplicates"] == (2 if fault == "answer to another request" else 0)
@@ -176,7 +176,7 @@ async def test_a_problem_that_engines_refuse_is_replaced_and_counted(make_stage)
     assert sorted(group.problem_index for group in await stage.all_groups(0)) == [0, 1, 3, 4]
     assert stage.engine_state("engine-0") == "ready"
     await stage.commit(0)
-    assert stage.writer.rows[0][1]["groups/replaced"] == 1
+    assert stage.logger.rows[0][1]["groups/replaced"] == 1
     await stage.open(1)
     assert sorted(group.problem_index for group in await stage.all_groups(1)) == [5, 6, 7, 8]
 
@@ -190,7 +190,7 @@ async def test_an_engine_that_refuses_everything_costs_no_problem_while_another_
     assert positions, "it was asked"
     assert len(positions) == len(set(positions)), "and never twice for the same"
     await stage.commit(0)
-    assert stage.writer.rows[0][1]["groups/replaced"] == 0
+    assert stage.logger.rows[0][1]["groups/replaced"] == 0
 
 
 async def test_an_engine_that_restarts_is_waited_for_before_a_problem_is_replaced(make_stage):
@@ -291,7 +291,7 @@ async def test_the_last_stragglers_are_asked_of_idle_engines_too(make_stage):
     await stage.open(0)
     assert_undisturbed(stage, await stage.all_groups(0))
     await stage.commit(0)
-    row = stage.writer.rows[0][1]
+    row = stage.logger.rows[0][1]
     assert row["dispatch/hedged"] >= 1
     assert row["dispatch/retries"] == 0
 

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from polyrhythm.observe.metrics import MetricsWriter
+from polyrhythm.observe.loggers.jsonl import JsonlLogger
 from polyrhythm.observe.terminal.live import LiveView, frame_lines
 from polyrhythm.observe.terminal.plain import PlainView, step_line
 from polyrhythm.observe.terminal.summary import summary
@@ -122,15 +122,15 @@ def test_a_lane_shows_what_took_most_of_each_stretch() -> None:
 
 def test_plain_lines_come_once_per_step_and_none_is_lost(tmp_path: Path) -> None:
     stream = io.StringIO()
-    writer, view = MetricsWriter(tmp_path), PlainView(tmp_path, stream)
+    logger, view = JsonlLogger(tmp_path), PlainView(tmp_path, stream)
     history: dict[str, list[float]] = {"reward": [], "accuracy": []}
     view.update(make_status(history=history))
     assert stream.getvalue() == ""
     for step in range(3):
-        writer.write(step, {"reward/mean": step / 10, "reward/accuracy": step / 10, "time/step_s": 2.5})
+        logger.log(step, {"reward/mean": step / 10, "reward/accuracy": step / 10, "time/step_s": 2.5})
     view.update(make_status(history={"reward": [0.0, 0.1], "accuracy": [0.0, 0.1]}))
     view.update(make_status(history={"reward": [0.0, 0.1, 0.2], "accuracy": [0.0, 0.1, 0.2]}))
-    writer.write(3, {"reward/mean": 0.3})
+    logger.log(3, {"reward/mean": 0.3})
     view.close("finished")
     lines = stream.getvalue().splitlines()
     assert lines[:4] == [
@@ -151,8 +151,8 @@ def test_plain_lines_say_a_failure_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write(0, {"reward/mean": 0.5})
+    with JsonlLogger(tmp_path) as logger:
+        logger.log(0, {"reward/mean": 0.5})
     buffer = io.BytesIO()
     stream = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
     PlainView(tmp_path, stream).close("finished")
@@ -160,9 +160,9 @@ def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
+    with JsonlLogger(tmp_path) as logger:
         for step in range(5):
-            writer.write(step, {"reward/mean": step / 4, "reward/accuracy": step / 8})
+            logger.log(step, {"reward/mean": step / 4, "reward/accuracy": step / 8})
     (tmp_path / "logs").mkdir()
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "interrupted"))
@@ -181,8 +181,8 @@ def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
 
 
 def test_rewards_without_an_accuracy_have_no_curve_of_it(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path) as writer:
-        writer.write(0, {"reward/mean": 40.0, "reward/excluded": 2})
+    with JsonlLogger(tmp_path) as logger:
+        logger.log(0, {"reward/mean": 40.0, "reward/excluded": 2})
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "finished"))
     assert "accuracy" not in console.export_text()

@@ -1,4 +1,4 @@
-"""Metrics and samples of a run: one JSON object per line, appended as steps are committed."""
+"""`metrics.jsonl` and `samples.jsonl` of a run folder: one JSON object per line, appended as steps are committed."""
 
 import time
 from collections.abc import Sequence
@@ -11,27 +11,29 @@ METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
 
-class MetricsWriter:
+class JsonlLogger:
     """Appends to the files of a run folder; what was written is visible to readers at once."""
 
     def __init__(self, run_dir: Path) -> None:
         self._metrics = _open_for_lines(Path(run_dir) / METRICS_FILE)
         self._samples = _open_for_lines(Path(run_dir) / SAMPLES_FILE)
 
-    def write(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: dict[str, float]) -> None:
         """One line with the step, the time in seconds since the epoch, and the metrics."""
         _write_line(self._metrics, {"step": step, "time": time.time(), **metrics})
 
-    def write_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
+    def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
         """One line for each sampled completion."""
         for sample in samples:
             _write_line(self._samples, {"step": step, **sample})
 
     def close(self) -> None:
-        self._metrics.close()
-        self._samples.close()
+        try:
+            self._metrics.close()
+        finally:
+            self._samples.close()
 
-    def __enter__(self) -> "MetricsWriter":
+    def __enter__(self) -> "JsonlLogger":
         return self
 
     def __exit__(self, *_: object) -> None:
