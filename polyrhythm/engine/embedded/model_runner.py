@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyrhythm.devices import choose_device
 from polyrhythm.engine.embedded.attention import attend, merge
 from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows
 from polyrhythm.engine.embedded.decoding import Heads, LayerAttention, Rotation, decoding_for
@@ -185,9 +186,8 @@ def _load(model_dir: Path) -> Any:
     except (OSError, ValueError) as error:
         raise UserError(f"model folder {model_dir} cannot be read: {str(error).splitlines()[0]}") from error
     _check_supported(config)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    return model.to(device).eval().requires_grad_(False)
+    return model.to(choose_device()).eval().requires_grad_(False)
 
 
 def _check_supported(config: Any) -> None:

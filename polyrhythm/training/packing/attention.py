@@ -28,6 +28,7 @@ IMPLEMENTATION = "polyrhythm_packed"
 
 log = logging.getLogger(__name__)
 
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)  # flash attention refuses any other on CUDA
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -310,18 +311,19 @@ Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]
 
 
 @functools.cache
-def kernel_for(device_type: str) -> Kernel:
-    """The kernel of a device, chosen once; a device without one is refused."""
+def kernel_for(device_type: str, dtype: torch.dtype) -> Kernel:
+    """The kernel for a device and a number format, chosen once; a device without one is refused."""
     if device_type == "cpu":
         if agrees_with_loop(merged_flash_attention):
             return cpu_attention
         log.warning("this PyTorch's private attention operators fail their self-test: a slower public one is used")
         return looped_attention
-    if device_type == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
-        return varlen_attention
+    if device_type == "cuda":
+        is_flash = dtype in _FLASH_DTYPES and torch.cuda.get_device_capability() >= (8, 0)
+        return varlen_attention if is_flash else looped_attention
     if device_type == "npu":
         return tnd_attention
-    raise UserError(f"no attention kernel for device {device_type!r}: use cpu, cuda (capability 8.0 or later) or npu")
+    raise UserError(f"no attention kernel for device {device_type!r}: use cpu, cuda or npu")
 
 
 def agrees_with_loop(
@@ -368,7 +370,7 @@ def packed_attention(
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and sliding_window < attention_plan.longest_sequence else None
     if window is None and softcap is None and dropout == 0.0:
-        kernel = kernel_for(query.device.type) if query.size(-1) == value.size(-1) else looped_attention
+        kernel = kernel_for(query.device.type, query.dtype) if query.size(-1) == value.size(-1) else looped_attention
         return kernel(query, key, value, attention_plan, scale).transpose(1, 2), None
     if attention_plan.crosses:
         raise RunError(

@@ -74,7 +74,7 @@ def prepare_model(
     expected = _logprobs_one_by_one(model)
     model.set_attn_implementation(IMPLEMENTATION)
     fuse_elementwise(model)
-    kernel_for(model.device.type)
+    kernel_for(model.device.type, model.dtype)
     try:
         difference = _probe_difference(model, expected, share_prompt=False)
     except RunError as error:
@@ -180,8 +180,9 @@ def _logprobs_one_by_one(model: PreTrainedModel) -> Tensor:
             for completion in completions:
                 token_ids = torch.tensor([prompt + completion], device=model.device)
                 logits = model(input_ids=token_ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-                targets = token_ids[0, len(prompt) :, None]
-                logprobs.append(logits.to(torch.float64).log_softmax(dim=-1).gather(1, targets).squeeze(1))
+                targets = torch.tensor(completion).unsqueeze(1)
+                # On the host, because not every device has double precision.
+                logprobs.append(logits.cpu().to(torch.float64).log_softmax(dim=-1).gather(1, targets).squeeze(1))
     return torch.cat(logprobs)
 
 
@@ -190,7 +191,7 @@ def _probe_difference(model: PreTrainedModel, expected_N: Tensor, *, share_promp
     (layout,) = pack(_PROBE, share_prompt=share_prompt, max_tokens=64)
     with _evaluating(model):
         scores = score(model, layout.to(model.device))
-    return (scores.logprobs_N - expected_N).abs().max().item()
+    return (scores.logprobs_N.cpu() - expected_N).abs().max().item()
 
 
 @contextmanager

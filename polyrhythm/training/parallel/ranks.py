@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyrhythm.devices import choose_device
 from polyrhythm.errors import AnotherFailed, RunError
 
 T = TypeVar("T")
@@ -82,11 +83,11 @@ def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DE
     """
     if num == 1:
         return Ranks()
-    device = torch.device("cpu")
-    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+    device = choose_device()
+    if device.type != "cpu":
         torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
-        device = accelerator
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback_interface()  # gloo would listen on the first address of the machine
+    for library in ("GLOO", "NCCL", "HCCL"):  # each would listen on the first address of the machine
+        os.environ[f"{library}_SOCKET_IFNAME"] = _loopback_interface()
     try:
         store = dist.FileStore(str(meeting_file), num)  # pyright: ignore
         backend = dist.get_default_backend_for_device(device)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
+from polyrhythm.devices import choose_device
 from polyrhythm.errors import UserError
 from polyrhythm.training.packing.layout import Layout
 from polyrhythm.training.packing.scoring import Scores, prepare_model, score
@@ -66,8 +67,9 @@ def load_policy(model_dir: Path) -> PreTrainedModel:
     """The model of a folder in fp32, on the accelerator if there is one."""
     policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     _allow_saving(policy, model_dir)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return policy.to(accelerator) if accelerator else policy  # pyright: ignore
+    policy.to(choose_device())  # pyright: ignore
+    policy.tie_weights()  # some devices give a shared parameter two copies
+    return policy
 
 
 def save_policy(policy: PreTrainedModel, model_dir: Path, target: Path) -> None:

@@ -123,15 +123,26 @@ def test_without_the_private_operators_the_loop_is_chosen(monkeypatch):
 
     monkeypatch.setattr(attention, "_flash_forward", missing)
     attention.kernel_for.cache_clear()
-    assert attention.kernel_for("cpu") is looped_attention
+    assert attention.kernel_for("cpu", torch.float32) is looped_attention
     attention.kernel_for.cache_clear()
     monkeypatch.undo()
-    assert attention.kernel_for("cpu") is attention.cpu_attention
+    assert attention.kernel_for("cpu", torch.float32) is attention.cpu_attention
 
 
 def test_a_device_without_a_kernel_is_refused():
     with pytest.raises(UserError, match="no attention kernel for device 'mps'"):
-        attention.kernel_for("mps")
+        attention.kernel_for("mps", torch.float32)
+
+
+def test_flash_attention_on_cuda_is_for_the_number_formats_that_it_takes(monkeypatch):
+    """The policy is in fp32, which flash attention refuses: there the loop over public operators is the only choice."""
+    attention.kernel_for.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert attention.kernel_for("cuda", torch.float32) is looped_attention
+    assert attention.kernel_for("cuda", torch.bfloat16) is varlen_attention
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert attention.kernel_for("cuda", torch.float16) is looped_attention
+    attention.kernel_for.cache_clear()
 
 
 def lower_right_segments(
