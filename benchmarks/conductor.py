@@ -110,7 +110,8 @@ def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: An
     config = Config.model_validate(
         {
             "rollout": {"group_size": GROUP_SIZE, "groups_per_step": num_groups, "max_tokens": COMPLETION_TOKENS},
-            "engine": {"num": num_engines, "max_batch": GROUP_SIZE * groups_per_engine},
+            "cluster": {"num_engines": num_engines},
+            "engine": {"max_batch": GROUP_SIZE * groups_per_engine},
             "conductor": {"request_deadline_s": DEADLINE_S, "lease_s": DEADLINE_S},
         }
     )
@@ -155,7 +156,7 @@ async def measure(num_rollouts: int, num_engines: int, over_http: bool, with_wor
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         scorer: Any = InstantScorer()
         if with_workers:
-            scorer = await stack.enter_async_context(RewardPool("benchmarks.conductor:constant_reward", 1, 60.0))
+            scorer = await stack.enter_async_context(RewardPool({"benchmarks.conductor:constant_reward": 1.0}, 1, 60.0))
         gate = asyncio.Event()
         connect: Any = lambda url: ScriptedEngine(gate)  # noqa: E731
         urls = ["http://in-process"]

@@ -81,12 +81,12 @@ def plan() -> str:
 
 
 def train(work_dir: Path, num_steps: int, *more: str) -> subprocess.Popen[bytes]:
-    options = {"path": "problems.jsonl", "reward": "hash_reward:score"}
     flags = {
         "model": "./model", "num_steps": num_steps, "order": "problem", "task.name": "jsonl",
-        "task.options": json.dumps(options), "rollout.group_size": GROUP_SIZE, "rollout.max_tokens": 12,
-        "rollout.groups_per_step": GROUPS_PER_STEP, "engine.num": NUM_ENGINES, "engine.max_batch": 16,
-        "engine.max_restarts": 100_000, "training.learning_rate": 1e-3, "training.tokens_per_micro_batch": 128,
+        "task.options": json.dumps({"path": "problems.jsonl"}), "reward.functions": json.dumps(["hash_reward:score"]),
+        "rollout.group_size": GROUP_SIZE, "rollout.max_tokens": 12,
+        "rollout.groups_per_step": GROUPS_PER_STEP, "cluster.num_engines": NUM_ENGINES, "engine.max_batch": 16,
+        "cluster.max_restarts": 100_000, "training.learning_rate": 1e-3, "training.tokens_per_micro_batch": 128,
         "training.checkpoint_every": CHECKPOINT_EVERY, "conductor.request_deadline_s": 10,
         "conductor.max_attempts": 100, "weights.load_deadline_s": 10, "reward.deadline_s": 1, "observe.view": "none",
     }  # fmt: skip

@@ -40,7 +40,7 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
-    url, token = run.wait_for_conductor(), run.tokens()["admin"]
+    url, token = run.wait_for_conductor(), run.credentials()["admin"]
     client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
     lane = _lane(run, name, client, rank)
     with lane.doing("start"):

@@ -21,11 +21,11 @@ class FaultyWorker(Worker):
 
 
 class FaultyRewardPool(RewardPool):
-    def __init__(self, reward: str, num_workers: int, deadline_s: float, memory_mb: int, faults: Faults):
-        super().__init__(reward, num_workers, deadline_s, memory_mb)
+    def __init__(self, rewards: dict[str, float], num_workers: int, deadline_s: float, memory_mb: int, faults: Faults):
+        super().__init__(rewards, num_workers, deadline_s, memory_mb)
         self._faults = faults
 
     async def _start_worker(self) -> Worker:
-        worker = await FaultyWorker.start(self._reward, self._memory_mb)
+        worker = await FaultyWorker.start(self._rewards, self._memory_mb)
         worker.faults = self._faults
         return worker

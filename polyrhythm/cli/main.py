@@ -50,10 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _explain_unknown(argument: str, command: str) -> str:
-    from polyrhythm.config import all_keys
+    from polyrhythm.config import all_keys, explain_name
 
     name, close = argument.removeprefix("--").split("=")[0], []
     if command == "train":
+        if why := explain_name(name):
+            return why
         close = difflib.get_close_matches(name, all_keys(), n=1)
     meant = f"did you mean --{close[0]}?" if close else f"`polyrhythm {command} --help` lists what there is"
     return f"unknown argument {argument}: {meant}"

@@ -33,7 +33,7 @@ def run_conductor(parsed: argparse.Namespace) -> int:
     run, config = join_run(parsed)
     return serve(
         service.run_conductor(
-            config, run.path, run.model_dir, run.store_root, run.tokens(), port=config.conductor.port,
+            config, run.path, run.model_dir, run.store_root, run.credentials(), port=config.conductor.port,
             ready=lambda url: run.announce("conductor", url),
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
             make_rewards=_reward_pool(run),

@@ -53,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.dry_run:
         check_run(config, find_model(config.model))
         print(json.dumps(config.model_dump(), indent=2))
-        print(f"\nwould start: conductor (1 thread), {config.engine.num} x engine ({threads.engine} threads each), "
+        print(f"\nwould start: conductor (1 thread), {config.cluster.num_engines} x engine ({threads.engine} threads each), "
               f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
               f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
         return 0

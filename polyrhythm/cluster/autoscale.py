@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from polyrhythm.cluster.run_folder import free_engine_name
-from polyrhythm.config import EngineConfig
+from polyrhythm.config import ClusterConfig
 from polyrhythm.errors import RunError
 
 WAIT_SHARE = 0.4
@@ -73,11 +73,11 @@ def decide(steps: list[StepDemand], num_engines: int, fewest: int, most: int) ->
     said = f"over {len(steps)} steps the trainer waited {wait_share:.0%} and engines were idle {idle_share:.0%} of the time"
     if wait_share > WAIT_SHARE and idle_share < IDLE_SHARE:
         if num_engines >= most:
-            return Decision(0, f"{said}, but engine.max={most} engines are there")
+            return Decision(0, f"{said}, but cluster.max_engines={most} engines are there")
         return Decision(+1, f"{said}: one more engine")
     if idle_share > IDLE_SHARE and wait_share < WAIT_SHARE:
         if num_engines <= fewest:
-            return Decision(0, f"{said}, but only engine.min={fewest} engines are there")
+            return Decision(0, f"{said}, but only cluster.min_engines={fewest} engines are there")
         more_for_each = num_engines / (num_engines - 1)
         if (1 - idle_share) * more_for_each <= FULL_SHARE and wait_share * more_for_each < WAIT_SHARE:
             return Decision(-1, f"{said}: one engine fewer")
@@ -87,18 +87,19 @@ def decide(steps: list[StepDemand], num_engines: int, fewest: int, most: int) ->
 class Autoscaler:
     """Looks at the run's status now and then, and has the launcher start or stop one engine at a time.
 
-    Off when engine.min and engine.max leave no choice. Each decision is noted with its reason and appended to `path`.
+    Off when cluster.min_engines and cluster.max_engines leave no choice. Each decision is noted with its reason and appended to `path`.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: ClusterConfig,
         launcher: Launcher,
         path: Path,
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._fewest, self._most = config.min or config.num, config.max or config.num
+        self._fewest = config.min_engines or config.num_engines
+        self._most = config.max_engines or config.num_engines
         self._launcher = launcher
         self._path = path
         self._note = note

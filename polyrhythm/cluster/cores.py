@@ -14,7 +14,9 @@ def plan_threads(config: Config, cores: int) -> CorePlan:
     """Half of the cores among the ranks, the rest among the engines, at least one each, unless the configuration says."""
     num_ranks = config.training.num_ranks
     trainer = config.training.threads or max(1, cores // 2 // num_ranks)
-    engine = config.engine.threads or max(1, (cores - min(trainer * num_ranks, cores - 1)) // config.engine.num)
+    engine = config.engine.threads or max(
+        1, (cores - min(trainer * num_ranks, cores - 1)) // config.cluster.num_engines
+    )
     return CorePlan(num_cores=cores, trainer=trainer, engine=engine, num_ranks=num_ranks)
 
 

@@ -85,7 +85,7 @@ class EngineProcesses:
             self.start(part.name)
         else:
             self._given_up[part.name] = self.parts.pop(part.name)
-            self._note(f"{part.describe_end()}: engine.max_restarts={self._max_restarts} are used up, it stays away")
+            self._note(f"{part.describe_end()}: cluster.max_restarts={self._max_restarts} are used up, it stays away")
 
     def _others(self, status: dict[str, Any]) -> list[str]:
         """Engines of the run that were started elsewhere."""

@@ -33,13 +33,13 @@ class LocalRun:
         self.conductor: ManagedProcess | None = None
         self.ranks: list[ManagedProcess] = []
         self.stopped = StoppedProcesses(folder.path) if folder.faults("supervisor") else None
-        self.engines = EngineProcesses(folder, threads.engine, config.engine.max_restarts, self.note)
-        self.autoscaler = Autoscaler(config.engine, self.engines, folder.path / "autoscale.jsonl", self.note)
+        self.engines = EngineProcesses(folder, threads.engine, config.cluster.max_restarts, self.note)
+        self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
 
     def __enter__(self) -> "LocalRun":
         try:
             self.conductor = start_process(self.folder, "conductor", ["conductor"], 1)
-            for index in range(self.config.engine.num):
+            for index in range(self.config.cluster.num_engines):
                 self.engines.start(f"engine-{index}")
             for rank, name in enumerate(self.config.training.rank_names):
                 command = ["trainer", "--rank", str(rank)]

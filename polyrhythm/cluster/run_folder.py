@@ -97,9 +97,9 @@ class RunFolder:
         url = self.url("conductor")
         if url is None:
             raise Unreachable(f"the run in {self.path} has no conductor yet")
-        return RunAdmin(url, self.tokens()["admin"], deadline_s)
+        return RunAdmin(url, self.credentials()["admin"], deadline_s)
 
-    def tokens(self) -> dict[str, str]:
+    def credentials(self) -> dict[str, str]:
         return json.loads((self.path / "tokens.json").read_text())
 
     @property

@@ -310,7 +310,9 @@ class Conductor:
             if self.pool.num_serving(step.version):
                 first_ready_s = first_ready_s or now_s
                 patience_s = max(MIN_PATIENCE_S, first_ready_s - step.opened_at_s)
-                if (not undecided and num_joined >= self.config.engine.num) or now_s > first_ready_s + patience_s:
+                if (
+                    not undecided and num_joined >= self.config.cluster.num_engines
+                ) or now_s > first_ready_s + patience_s:
                     return
             await self.pool.changed.wait(SETTLE_TICK_S)
 

@@ -20,6 +20,7 @@ from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.http.guard import ConnectionGuard
 from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
+from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.types import Sampling
 from polyrhythm.weights.server import WeightServer
@@ -192,8 +193,8 @@ async def run_conductor(
 
     task = make_task(config.task)
     tokenizer = Tokenizer(model_dir)
-    limits = config.reward
-    rewards = make_rewards(task.reward, limits.num_workers, limits.deadline_s, limits.memory_mb)
+    functions, limits = choose_rewards(config.reward, task.reward), config.reward
+    rewards = make_rewards(functions, limits.num_workers, limits.deadline_s, limits.memory_mb)
     with Loggers(run_dir) as logger:
         async with open_session() as session, rewards:
             conductor = Conductor(

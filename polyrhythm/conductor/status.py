@@ -75,7 +75,7 @@ def who_waits(conductor: Conductor) -> str:
     if conductor.failure is not None:
         return "nobody: the run has failed"
     if not engines:
-        return f"everybody waits for engines: {conductor.config.engine.num} are expected, none is there"
+        return f"everybody waits for engines: {conductor.config.cluster.num_engines} are expected, none is there"
     if step is None:
         return "engines wait for the trainer to open the first step"
     if step.is_committed:

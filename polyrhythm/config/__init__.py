@@ -1,6 +1,7 @@
 """The configuration: TOML files below dotted flags, everything checked before anything starts.
 
-`sections` has the keys, `loading` reads and merges them, `mistakes` says what is wrong with them.
+`sections` has the keys, `loading` reads and merges them, `mistakes` says what is wrong with them, `other_names` what
+old and foreign names are called here.
 """
 
 from polyrhythm.config.loading import (
@@ -12,6 +13,7 @@ from polyrhythm.config.loading import (
     save_config,
 )
 from polyrhythm.config.mistakes import all_keys
+from polyrhythm.config.other_names import explain_name
 from polyrhythm.config.sections import (
     AlgorithmConfig,
     ClusterConfig,
@@ -28,6 +30,6 @@ from polyrhythm.config.sections import (
 
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
-    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "all_keys", "load_config",
-    "load_resumed_config", "read_flags", "read_saved_config", "save_config",
+    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "all_keys", "explain_name",
+    "load_config", "load_resumed_config", "read_flags", "read_saved_config", "save_config",
 ]  # fmt: skip

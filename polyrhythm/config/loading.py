@@ -47,8 +47,9 @@ def _checked(values: dict[str, Any]) -> Config:
 
 
 CHANGEABLE_ON_RESUME = (
-    "num_steps", "cluster", "engine", "conductor", "observe", "reward", "training.learning_rate",
-    "training.max_grad_norm", "training.checkpoint_every", "training.num_ranks", "training.threads",
+    "num_steps", "cluster", "engine", "conductor", "observe", "reward.num_workers", "reward.deadline_s",
+    "reward.memory_mb", "training.learning_rate", "training.max_grad_norm", "training.checkpoint_every",
+    "training.num_ranks", "training.threads",
 )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved_config(path: Path) -> Config:
-    return Config(**json.loads(path.read_text()))
+    return _checked(json.loads(path.read_text()))
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

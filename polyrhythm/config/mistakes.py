@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from polyrhythm.config.other_names import explain_name, explain_value
 from polyrhythm.config.sections import Config, Section
 
 
@@ -25,9 +26,13 @@ def dotted_keys(nested: dict[str, Any]) -> list[str]:
 
 def explain(mistake: Any) -> str:
     key = ".".join(str(part) for part in mistake["loc"])
+    if said := explain_value(key, mistake["input"]):
+        return said
     if mistake["type"] == "extra_forbidden":
+        if said := explain_name(key):
+            return said
         return f"unknown key {key}={mistake['input']!r}{_did_you_mean(mistake['loc'])}"
-    if mistake["type"] == "value_error" and not key:
+    if mistake["type"] == "value_error":  # a check of ours, which names the keys
         return str(mistake["ctx"]["error"])
     message = mistake["msg"][0].lower() + mistake["msg"][1:]
     return f"{key}={mistake['input']!r} is not valid: {message}"

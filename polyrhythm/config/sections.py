@@ -1,5 +1,6 @@
 """The sections of a configuration: one class per room, one docstring per key, cross-checks at the end."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,8 +17,8 @@ class TaskConfig(Section):
     name: str = "addition"
     """A built-in task (addition, jsonl) or `module:Class`."""
     options: dict[str, Any] = {}
-    """The task's own options, such as {digits = 2} or {path = "problems.jsonl", reward = "my_rewards:score"} in a file; as
-    a flag in JSON, {"digits": 2}, or digits=2."""
+    """The task's own options, such as {digits = 2} or {path = "problems.jsonl"} in a file; as a flag in JSON,
+    {"digits": 2}, or digits=2."""
 
 
 class RolloutConfig(Section):
@@ -31,17 +32,17 @@ class RolloutConfig(Section):
     """Most tokens of a completion."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the trainer scores the same tempered distribution."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only 1 (off): the trainer scores the whole distribution, and a filtered one would be another policy."""
-    top_k: int = Field(default=0, ge=0)
-    """Only 0 (off), for the same reason."""
     stop: list[str] = []
     """Strings that end a completion, in addition to the task's own and the end-of-text token."""
 
 
 class RewardConfig(Section):
-    """The worker processes that score rollouts."""
+    """What rollouts are worth, and the worker processes that find out."""
 
+    functions: list[str] = []
+    """Reward functions as `module:function`, such as ["my_rewards:score"]; empty: the task's own."""
+    weights: list[float] = []
+    """The reward is the sum of what the functions return, each times its weight; empty: all 1."""
     num_workers: int = Field(default=1, ge=1)
     """Reward worker processes."""
     deadline_s: float = Field(default=10.0, gt=0)
@@ -49,10 +50,26 @@ class RewardConfig(Section):
     memory_mb: int = Field(default=4096, ge=0)
     """Address space of a reward worker; 0 is no limit."""
 
+    @model_validator(mode="after")
+    def _checks(self) -> "RewardConfig":
+        for index, function in enumerate(self.functions):
+            if not re.fullmatch(r"\w+(\.\w+)*:\w+", function):
+                raise ValueError(f"reward.functions[{index}]={function!r} is not of the form module:function")
+            if function in self.functions[:index]:
+                raise ValueError(f"reward.functions has {function!r} twice: give it once, with the sum of the weights")
+        if self.weights and len(self.weights) != len(self.functions):
+            raise ValueError(
+                f"reward.weights={self.weights} are {len(self.weights)} weights for the {len(self.functions)} functions "
+                f"of reward.functions={self.functions}: give one for each, or none"
+            )
+        return self
+
 
 class AlgorithmConfig(Section):
     """The objective."""
 
+    loss: str = "clipped"
+    """The loss of a token: clipped (PPO's ratio, clipped)."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
     aggregation: Literal["token_mean", "sequence_mean", "constant", "group_token_mean"] = "token_mean"
@@ -68,14 +85,10 @@ class AlgorithmConfig(Section):
 
 
 class EngineConfig(Section):
-    """The embedded inference engines."""
+    """What generates completions."""
 
-    num: int = Field(default=1, ge=1)
-    """Engine processes to start."""
-    min: int = Field(default=0, ge=0)
-    """Fewest engines of this machine when they follow demand; 0 is engine.num."""
-    max: int = Field(default=0, ge=0)
-    """Most engines of this machine when they follow demand; 0 is engine.num."""
+    kind: Literal["embedded"] = "embedded"
+    """embedded: the inference engine of this package."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each engine; 0 divides the machine between the processes."""
     max_batch: int = Field(default=64, ge=1)
@@ -86,8 +99,6 @@ class EngineConfig(Section):
     """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
     start_deadline_s: float = Field(default=120.0, gt=0)
     """An engine must have joined within this time."""
-    max_restarts: int = Field(default=3, ge=0)
-    """How often each engine of this machine is started again after it died; with 0 a dead engine ends the run."""
 
 
 class TrainingConfig(Section):
@@ -145,7 +156,7 @@ class ConductorConfig(Section):
     """Address the conductor binds; another than loopback lets engines of other machines join, with the run's token."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port the conductor binds; 0 takes a free one."""
-    dispatch: Literal["longest_first", "problem"] = "longest_first"
+    dispatch: Literal["longest_first", "in_order"] = "longest_first"
     """Which group goes out next: the one with the longest completions at its last visit, or by problem order."""
     request_deadline_s: float = Field(default=300.0, gt=0)
     """A generation request must be answered within this time."""
@@ -160,11 +171,30 @@ class ConductorConfig(Section):
 
 
 class ClusterConfig(Section):
-    """The processes of one machine."""
+    """The processes of a run: where, how many, and what happens when one dies."""
 
+    kind: Literal["local"] = "local"
+    """local: processes of this machine, which engines of other machines may join."""
+    num_engines: int = Field(default=1, ge=1)
+    """Engines to start."""
+    min_engines: int = Field(default=0, ge=0)
+    """Fewest engines of this machine when they follow demand; 0 is cluster.num_engines."""
+    max_engines: int = Field(default=0, ge=0)
+    """Most engines of this machine when they follow demand; 0 is cluster.num_engines."""
+    max_restarts: int = Field(default=3, ge=0)
+    """How often each engine of this machine is started again after it died; with 0 a dead engine ends the run."""
     cores: Literal["auto", "follow", "split"] = "auto"
     """follow: cores go to whoever has work, at run time. split: each process keeps its threads. auto: follow, unless
     order is "problem" (a change of threads can change the last bit) or threads are set."""
+
+    @model_validator(mode="after")
+    def _checks(self) -> "ClusterConfig":
+        if not (self.min_engines or self.num_engines) <= self.num_engines <= (self.max_engines or self.num_engines):
+            raise ValueError(
+                f"cluster.num_engines={self.num_engines} is not between cluster.min_engines={self.min_engines} and "
+                f"cluster.max_engines={self.max_engines}: a run starts with the first, then follows demand between the others"
+            )
+        return self
 
 
 class ObserveConfig(Section):
@@ -209,17 +239,6 @@ class Config(BaseSettings):
         if self.rollout.group_size < 2:
             raise ValueError(
                 f"rollout.group_size={self.rollout.group_size} leaves no group to compare with: use at least 2"
-            )
-        if self.rollout.top_p != 1 or self.rollout.top_k != 0:
-            raise ValueError(
-                f"rollout.top_p={self.rollout.top_p} and rollout.top_k={self.rollout.top_k} would draw completions from "
-                "another distribution than the policy that is trained, which is off-policy: leave them at 1 and 0"
-            )
-        engine = self.engine
-        if not (engine.min or engine.num) <= engine.num <= (engine.max or engine.num):
-            raise ValueError(
-                f"engine.num={engine.num} is not between engine.min={engine.min} and engine.max={engine.max}: "
-                "a run starts with engine.num engines, then follows demand between the two"
             )
         context_length = self.engine.context_length
         if context_length and self.rollout.max_tokens >= context_length:

@@ -1,5 +1,6 @@
 """Reward functions by name, checked before a run starts, and the command that runs them in a worker."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import polyrhythm
+from polyrhythm.config import RewardConfig
 from polyrhythm.errors import UserError
 from polyrhythm.rewards.sandbox.frames import Hello, split_frame
 from polyrhythm.user_code import import_attribute
@@ -17,6 +19,17 @@ ALLOWED_VARIABLES = {
     *("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
     *("HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
 }
+
+
+def choose_rewards(config: RewardConfig, own: str | None) -> dict[str, float]:
+    """The functions that score this run, each with its weight: those of the configuration, or the task's own."""
+    functions = config.functions or ([own] if own else [])
+    if not functions:
+        raise UserError(
+            "reward.functions is empty and the task has no reward of its own: "
+            'give your function, such as reward.functions = ["my_rewards:score"]'
+        )
+    return dict(zip(functions, config.weights or [1.0] * len(functions), strict=True))
 
 
 def resolve_reward(spec: str) -> Callable[..., Any]:
@@ -39,11 +52,12 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
     return function
 
 
-def check_reward_importable(spec: str, memory_mb: int = 0) -> None:
-    """Raise UserError unless a worker, with its scrubbed environment and its limits, can import the reward."""
+def check_importable(rewards: dict[str, float], memory_mb: int = 0) -> None:
+    """Raise UserError unless a worker, with its scrubbed environment and its limits, can import the rewards."""
+    named = " and ".join(map(repr, rewards))
     try:
         done = subprocess.run(
-            worker_command(spec, memory_mb),
+            worker_command(rewards, memory_mb),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -51,17 +65,17 @@ def check_reward_importable(spec: str, memory_mb: int = 0) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"reward {spec!r}: importing it took longer than {START_DEADLINE_S:.0f} s") from error
+        raise UserError(f"reward {named}: importing it took longer than {START_DEADLINE_S:.0f} s") from error
     hello = split_frame(done.stdout, Hello)
     if hello is None:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"reward {spec!r} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
+        raise UserError(f"reward {named} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
     if hello.error is not None:
         raise UserError(hello.error)
 
 
-def worker_command(spec: str, memory_mb: int) -> list[str]:
-    return [sys.executable, "-m", "polyrhythm.rewards.sandbox.worker", spec, str(memory_mb)]
+def worker_command(rewards: dict[str, float], memory_mb: int) -> list[str]:
+    return [sys.executable, "-m", "polyrhythm.rewards.sandbox.worker", json.dumps(rewards), str(memory_mb)]
 
 
 def worker_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What to learn: a task gives problems by index and names the reward function that scores their completions.
+"""What to learn: a task gives problems by index and may name the reward function that scores their completions.
 
 Flow: `make_task(config.task)` builds and checks a task, `ProblemStream` puts its problems into the run's order, and the
 conductor takes `groups_per_step` of them at a time. Nothing here imports torch.

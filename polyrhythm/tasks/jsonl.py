@@ -1,6 +1,5 @@
 """Problems from a file: one JSON object per line, with a prompt and whatever the reward function needs."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ RESERVED_KEYS = ("prompts", "completions", "completion_ids")
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
 class JsonlTask:
-    """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to `reward` as columns."""
+    """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to the rewards as columns."""
 
     path: str = Field(min_length=1)
-    reward: str
     prompt_key: str = Field("prompt", min_length=1)
 
+    reward = None
     stop = ()
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"\w+(\.\w+)*:\w+", self.reward):
-            raise UserError(f"task.options.reward={self.reward!r} is wrong: it is not of the form module:function")
         self._problems = read_problems(Path(self.path).expanduser(), self.prompt_key)
 
     @property

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyrhythm.config import TaskConfig
+from polyrhythm.config import TaskConfig, explain_name
 from polyrhythm.errors import UserError
 from polyrhythm.tasks.task import Task
 from polyrhythm.user_code import import_attribute
@@ -54,6 +54,8 @@ def _check_option_names(config: TaskConfig, task_class: type) -> None:
         return
     for key, value in config.options.items():
         if key not in parameters:
+            if why := explain_name(f"task.options.{key}"):
+                raise UserError(why)
             known = ", ".join(parameters) or "none"
             raise UserError(f"task.options.{key}={value!r} is not an option of task {config.name!r}: it has {known}")
     for key, parameter in parameters.items():

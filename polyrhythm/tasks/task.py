@@ -7,7 +7,7 @@ from polyrhythm.types import Problem
 
 @runtime_checkable
 class Task(Protocol):
-    """A source of problems and the reward on them. The keyword arguments of its constructor are `task.options`."""
+    """A source of problems. The keyword arguments of its constructor are `task.options`."""
 
     @property
     def num_problems(self) -> int | None:
@@ -15,8 +15,11 @@ class Task(Protocol):
         ...
 
     @property
-    def reward(self) -> str:
-        """The reward as `module:function`, called as `function(completions, **columns)` with lists of equal length."""
+    def reward(self) -> str | None:
+        """The task's own reward as `module:function`; None: `reward.functions` must name one.
+
+        It is called as `function(completions, **columns)` with lists of equal length.
+        """
         ...
 
     @property

@@ -6,7 +6,7 @@ from tests.integration.conftest import Cli, cli, fill_work_dir, tiny_model_dir, 
 
 __all__ = ["cli", "tiny_model_dir", "work_dir"]
 
-FLAGS = {"order": "problem", "num_steps": 6, "engine__num": 2, "training__checkpoint_every": 1}
+FLAGS = {"order": "problem", "num_steps": 6, "cluster__num_engines": 2, "training__checkpoint_every": 1}
 
 
 @pytest.fixture(scope="session")

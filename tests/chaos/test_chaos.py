@@ -130,7 +130,7 @@ def test_reward_workers_that_die_or_hang_once_are_asked_again(cli, undisturbed):
 
 def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cli, undisturbed):
     plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 16, "times": 5})
-    process = cli.start([*cli.arguments(**(FLAGS | {"engine__num": 1})), "--chaos", plan])
+    process = cli.start([*cli.arguments(**(FLAGS | {"cluster__num_engines": 1})), "--chaos", plan])
     run = cli.wait_for_steps(1)
     cli.wait_for(lambda: read_fault_log(run), "the slow answer")
     second = cli.start(["engine", "--run", str(run), "--name", "engine-1"])
@@ -187,7 +187,7 @@ def test_a_full_disk_at_publication_ends_the_run_with_the_cause_and_it_is_resume
 
 def test_a_stall_ends_the_run_and_says_who_waited_for_whom(cli):
     stopped_forever = {"what": "stop", "where": "engine-0", "step": 1}
-    outcome = disturbed(cli, stopped_forever, engine__num=1, conductor__stall_deadline_s=4)
+    outcome = disturbed(cli, stopped_forever, cluster__num_engines=1, conductor__stall_deadline_s=4)
     assert fired(outcome) == [("stop", "engine-0")]
     assert outcome.returncode == 1
     assert "nothing has happened for" in outcome.output and "the trainer waits for engine-0" in outcome.output

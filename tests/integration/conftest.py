@@ -85,7 +85,7 @@ class Cli:
     def arguments(self, **flags) -> list[str]:
         defaults = {
             "model": self.model_dir, "num_steps": 3, "task.name": "jsonl",
-            "task.options": '{"path": "problems.jsonl", "reward": "my_rewards:many_low_bytes"}',
+            "task.options": '{"path": "problems.jsonl"}', "reward.functions": '["my_rewards:many_low_bytes"]',
             "rollout.group_size": 4, "rollout.groups_per_step": 6, "rollout.max_tokens": 12,
             "training.learning_rate": 1e-3, "engine.max_batch": 16, "observe.view": "plain",
             "training.tokens_per_micro_batch": 128,
@@ -142,7 +142,7 @@ class Cli:
     def ask_conductor(self, run_dir: Path, path: str, message: object = None) -> bytes:
         """What the conductor of a run answers to an administrator."""
         run = RunFolder(run_dir)
-        headers = {"Authorization": f"Bearer {run.tokens()['admin']}", "Content-Type": messages.CONTENT_TYPE}
+        headers = {"Authorization": f"Bearer {run.credentials()['admin']}", "Content-Type": messages.CONTENT_TYPE}
         body = None if message is None else messages.encode(message)
         request = urllib.request.Request(f"{run.url('conductor')}{path}", body, headers)
         with urllib.request.urlopen(request, timeout=10) as response:

@@ -32,11 +32,11 @@ def run(cli, work_dir, monkeypatch, capfd):
         ({"rollout__group_size": 1}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
         ({"rollout__group_size": "many"}, "rollout.group_size='many' is not valid"),
         ({"model": "./nowhere"}, "nowhere"),
-        ({"task__options": '{"path": "broken.jsonl", "reward": "my_rewards:many_low_bytes"}'}, "broken.jsonl:2"),
-        ({"task__options": '{"path": "problems.jsonl", "reward": "my_rewards:nothing"}'}, "my_rewards:nothing"),
-        ({"task__options": '{"path": "problems.jsonl", "reward": "no_module:score"}'}, "no_module:score"),
-        ({"task__options": '{"path": "long.jsonl", "reward": "my_rewards:many_low_bytes"}'}, "longer than the context"),
-        ({"task__options": '{"path": "problems.jsonl", "reward": "my_rewards"}'}, "not of the form module:function"),
+        ({"task__options": '{"path": "broken.jsonl"}'}, "broken.jsonl:2"),
+        ({"reward__functions": '["my_rewards:nothing"]'}, "my_rewards:nothing"),
+        ({"reward__functions": '["no_module:score"]'}, "no_module:score"),
+        ({"task__options": '{"path": "long.jsonl"}'}, "longer than the context"),
+        ({"reward__functions": '["my_rewards"]'}, "not of the form module:function"),
         ({"task__options": "{digits = 2}"}, "write JSON"),
         ({"task__name": "subtraction"}, "subtraction"),
         ({"training__learning_rate": "inf"}, "training.learning_rate='inf' is not valid"),
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_text_is_named(run, work_dir):
 
 
 def test_a_dry_run_finds_the_mistakes_that_a_run_would(cli, run):
-    outcome = run(*cli.arguments(task__options='{"path": "no.jsonl", "reward": "my_rewards:x"}'), "--dry-run")
+    outcome = run(*cli.arguments(task__options='{"path": "no.jsonl"}'), "--dry-run")
     assert outcome.returncode == 2 and "no.jsonl" in outcome.output
 
 
@@ -93,3 +93,19 @@ def test_dry_run_prints_the_configuration_and_the_processes_and_starts_nothing(c
     assert '"group_size": 5' in outcome.output
     assert "would start: conductor" in outcome.output and "threads" in outcome.output
     assert outcome.run_dir is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--engine.num", "2", "engine.num was renamed to cluster.num_engines"),
+        ("--engine.max_restarts=2", None, "engine.max_restarts was renamed to cluster.max_restarts"),
+        ("--conductor.dispatch", "problem", 'conductor.dispatch = "problem" was renamed'),
+        ("--task.options", '{"path": "problems.jsonl", "reward": "a:b"}', "renamed to reward.functions"),
+        ("--rollout.top_p", "0.9", "rollout.top_p does not exist: completions drawn from a filtered distribution"),
+    ],
+)
+def test_an_old_name_is_answered_with_the_new_one(cli, flag, value, message):
+    outcome = cli.run(*cli.arguments(), *([flag] if value is None else [flag, value]), "--dry-run")
+    assert outcome.returncode == 2
+    assert message in outcome.output and "Traceback" not in outcome.output

@@ -74,7 +74,7 @@ class ElasticRun:
 
 FLAGS = {
     "order": "problem", "num_steps": NUM_STEPS, "reward__deadline_s": 100,
-    "task__options": '{"path": "problems.jsonl", "reward": "held_rewards:many_low_bytes"}',
+    "reward__functions": '["held_rewards:many_low_bytes"]',
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_a_second_engine_joins_from_another_address_and_the_first_is_removed(cli
     assert last.returncode == 2 and "second is the only engine" in last.output
     assert all(row["engines/serving"] == 1 for row in rows)
     assert not any(row["dispatch/retries"] for row in rows if row["step"] != stopped_at)
-    token_values = run.folder.tokens().values()
+    token_values = run.folder.credentials().values()
     texts = [said, listed, *(log.read_text() for log in run.folder.logs.iterdir())]
     assert not any(token in text for token in token_values for text in texts)
 
@@ -143,7 +143,7 @@ def test_an_engine_is_added_and_the_first_is_drained_without_losing_anything(cli
 
 
 def test_a_killed_engine_is_started_again_and_costs_no_more_than_its_own_work(cli, undisturbed):
-    run = ElasticRun(cli, undisturbed, engine__num=2)
+    run = ElasticRun(cli, undisturbed, cluster__num_engines=2)
     first = cli.processes_of(run.folder.path)["engine-0"]
     run.wait_for_work("engine-0")
     first.kill()

@@ -28,7 +28,7 @@ def started_run(cli, **flags):
 
 @pytest.mark.parametrize("part", ["engine-0", "conductor", "trainer"])
 def test_a_killed_part_ends_the_run_within_15_seconds_and_is_named(cli, part):
-    process, processes = started_run(cli, engine__max_restarts=0)
+    process, processes = started_run(cli, cluster__max_restarts=0)
     killed_at = time.monotonic()
     processes[part].send_signal(signal.SIGKILL)
     outcome = cli.finish(process)
@@ -63,8 +63,7 @@ def test_when_the_supervisor_is_killed_the_parts_leave_by_themselves(cli):
 
 @pytest.mark.parametrize("reward", ["raises_at_times", "hangs_at_times"])
 def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward):
-    options = f'{{"path": "problems.jsonl", "reward": "my_rewards:{reward}"}}'
-    outcome = cli.train(task__options=options, reward__deadline_s=0.5, num_steps=2)
+    outcome = cli.train(reward__functions=f'["my_rewards:{reward}"]', reward__deadline_s=0.5, num_steps=2)
     assert outcome.returncode == 0, outcome.output
     excluded = sum(row["reward/excluded"] for row in outcome.metrics())
     assert 0 < excluded < 2 * 6 * 4
@@ -73,7 +72,7 @@ def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward
 
 
 def test_a_reward_that_always_fails_ends_the_run_and_says_so(cli):
-    outcome = cli.train(task__options='{"path": "problems.jsonl", "reward": "my_rewards:always_raises"}')
+    outcome = cli.train(reward__functions='["my_rewards:always_raises"]')
     assert outcome.returncode == 1
     assert "conductor ended with exit code 1: every reward of step 1 failed" in outcome.output
     assert "no reward today" in outcome.output

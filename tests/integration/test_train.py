@@ -62,6 +62,6 @@ def test_a_run_leaves_metrics_samples_logs_and_the_resolved_configuration(as_it_
 
 
 def test_two_engines_and_one_train_the_same_weights_byte_for_byte(cli, periodic):
-    two = cli.train(order="problem", engine__num=2)
+    two = cli.train(order="problem", cluster__num_engines=2)
     assert two.returncode == 0, two.output
     assert two.weights() == periodic.weights()

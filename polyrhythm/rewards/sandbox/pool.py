@@ -35,10 +35,10 @@ class Worker:
         return self._process.pid
 
     @classmethod
-    async def start(cls, reward: str, memory_mb: int) -> Self:
+    async def start(cls, rewards: dict[str, float], memory_mb: int) -> Self:
         # A session of its own: killing the group ends what the reward started, and Ctrl-C reaches only the pool.
         process = await asyncio.create_subprocess_exec(
-            *worker_command(reward, memory_mb),
+            *worker_command(rewards, memory_mb),
             stdin=PIPE,
             stdout=PIPE,
             env=worker_environment(),
@@ -97,14 +97,14 @@ class Worker:
 
 
 class RewardPool:
-    """Scores rollouts in `num_workers` processes.
+    """Scores rollouts in `num_workers` processes; `rewards` are functions, as `module:function`, with their weights.
 
-    async with RewardPool("my_rewards:score", num_workers=2, deadline_s=10) as rewards:
+    async with RewardPool({"my_rewards:score": 1.0}, num_workers=2, deadline_s=10) as rewards:
         result = await rewards.score({"answer": 4}, "2+2=", "4", [52])
     """
 
-    def __init__(self, reward: str, num_workers: int, deadline_s: float, memory_mb: int = 0):
-        self._reward = reward
+    def __init__(self, rewards: dict[str, float], num_workers: int, deadline_s: float, memory_mb: int = 0):
+        self._rewards = rewards
         self._memory_mb = memory_mb
         self._num_workers = num_workers
         self._deadline_s = deadline_s
@@ -150,7 +150,7 @@ class RewardPool:
                     return RewardResult(reward=None, error=str(error))
 
     async def _start_worker(self) -> Worker:
-        return await Worker.start(self._reward, self._memory_mb)
+        return await Worker.start(self._rewards, self._memory_mb)
 
     async def _ask_idle_worker(self, frame: bytes) -> RewardResult:
         worker = await self._idle.get()

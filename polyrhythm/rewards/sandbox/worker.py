@@ -1,11 +1,13 @@
-"""A reward worker: `python -m polyrhythm.rewards.sandbox.worker module:function memory_mb`, frames on stdin and stdout.
+"""A reward worker: `python -m polyrhythm.rewards.sandbox.worker '{"module:function": weight}' memory_mb`.
 
+It answers frames on stdin with frames on stdout.
 It ends when its stdin closes, or with the process that started it, even in the middle of a reward that hangs.
 """
 
 import asyncio
 import ctypes
 import inspect
+import json
 import math
 import os
 import resource
@@ -37,7 +39,7 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     try:
-        score = make_scorer(resolve_reward(sys.argv[1]))
+        score = make_scorer({resolve_reward(name): weight for name, weight in json.loads(sys.argv[1]).items()})
     except UserError as error:
         results.write(pack_frame(Hello(error=str(error))))
         results.flush()
@@ -64,11 +66,9 @@ def limit_resources(memory_mb: int) -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardResult]:
-    """A function that calls the reward by TRL's convention: lists of one, as keywords the signature asks for."""
-    parameters = inspect.signature(reward).parameters.values()
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters}
+def make_scorer(rewards: dict[Callable[..., Any], float]) -> Callable[[ScoreRequest], RewardResult]:
+    """A function that adds up the rewards, each times its weight; if one of them fails, there is no sum."""
+    weighted = [(make_caller(reward), weight) for reward, weight in rewards.items()]
 
     def score(request: ScoreRequest) -> RewardResult:
         offered = {name: [value] for name, value in request.columns.items()}
@@ -78,15 +78,25 @@ def make_scorer(reward: Callable[..., Any]) -> Callable[[ScoreRequest], RewardRe
             "completion_ids": [request.completion_ids],
         }
         try:
-            result = reward(**{name: value for name, value in offered.items() if takes_all or name in names})
-            if inspect.iscoroutine(result):
-                result = asyncio.run(result)
-            return RewardResult(reward=single_number(result))
+            return RewardResult(reward=sum(weight * call(offered) for call, weight in weighted))
         except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
             return RewardResult(reward=None, error=said.encode(errors="replace").decode())
 
     return score
+
+
+def make_caller(reward: Callable[..., Any]) -> Callable[[dict[str, Any]], float]:
+    """A function that calls the reward by TRL's convention: lists of one, as keywords the signature asks for."""
+    parameters = inspect.signature(reward).parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    names = {parameter.name for parameter in parameters}
+
+    def call(offered: dict[str, Any]) -> float:
+        result = reward(**{name: value for name, value in offered.items() if takes_all or name in names})
+        return single_number(asyncio.run(result) if inspect.iscoroutine(result) else result)
+
+    return call
 
 
 def _in_the_form_of(prompt: str | list[ChatMessage], text: str) -> str | list[ChatMessage]:

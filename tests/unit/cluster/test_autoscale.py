@@ -5,7 +5,7 @@ import json
 import pytest
 
 from polyrhythm.cluster.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
-from polyrhythm.config import EngineConfig, load_config
+from polyrhythm.config import ClusterConfig, load_config
 from polyrhythm.errors import RunError, UserError
 
 
@@ -63,7 +63,7 @@ class Scene:
 
     def __init__(self, path, num=2, **config):
         self.launcher, self.notes, self.now_s, self.num_finished = RecordingLauncher(num), [], 0.0, 0
-        limits = EngineConfig(**({"num": num, "min": 1, "max": 3} | config))
+        limits = ClusterConfig(**({"num_engines": num, "min_engines": 1, "max_engines": 3} | config))
         self.autoscaler = Autoscaler(limits, self.launcher, path, self.notes.append, clock=lambda: self.now_s)
         self.now_s = COOL_DOWN_S
 
@@ -124,11 +124,11 @@ def test_an_engine_that_could_not_be_stopped_is_tried_again(scene, tmp_path):
 
 
 def test_it_is_off_unless_a_range_is_given(tmp_path):
-    scene = Scene(tmp_path / "autoscale.jsonl", min=0, max=0)
+    scene = Scene(tmp_path / "autoscale.jsonl", min_engines=0, max_engines=0)
     scene.finish_steps(9, wait=0.9)
     assert not scene.launcher.events
 
 
 def test_a_range_that_excludes_the_first_number_is_refused():
-    with pytest.raises(UserError, match=r"engine\.num=2 is not between engine\.min=3 and engine\.max=0"):
-        load_config([], {"engine": {"num": 2, "min": 3}})
+    with pytest.raises(UserError, match=r"cluster\.num_engines=2 is not between cluster\.min_engines=3 and"):
+        load_config([], {"cluster": {"num_engines": 2, "min_engines": 3}})

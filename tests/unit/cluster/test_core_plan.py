@@ -9,7 +9,7 @@ from polyrhythm.config import load_config
     [(1, 1, 1, 1), (2, 1, 1, 1), (8, 1, 4, 4), (8, 2, 4, 2), (8, 9, 4, 1)],
 )
 def test_the_cores_are_divided_between_trainer_and_engines(cores, num_engines, trainer, engine):
-    plan = plan_threads(load_config([], {"engine": {"num": num_engines}}), cores)
+    plan = plan_threads(load_config([], {"cluster": {"num_engines": num_engines}}), cores)
     assert (plan.trainer, plan.engine) == (trainer, engine)
 
 

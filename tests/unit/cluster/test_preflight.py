@@ -9,8 +9,8 @@ from polyrhythm.errors import UserError
 
 def config_with_reward(folder: Path, reward: str, memory_mb: int) -> Config:
     (folder / "problems.jsonl").write_text('{"prompt": "1 plus 1 is"}\n')
-    task = {"name": "jsonl", "options": {"path": str(folder / "problems.jsonl"), "reward": reward}}
-    return Config.model_validate({"task": task, "reward": {"memory_mb": memory_mb}})
+    task = {"name": "jsonl", "options": {"path": str(folder / "problems.jsonl")}}
+    return Config.model_validate({"task": task, "reward": {"functions": [reward], "memory_mb": memory_mb}})
 
 
 def test_a_reward_that_takes_too_much_memory_when_it_is_imported_is_the_users_error(tmp_path: Path, monkeypatch):

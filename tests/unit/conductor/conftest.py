@@ -271,7 +271,8 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
             session = await stack.enter_async_context(open_session())
             values: dict[str, Any] = {
                 "rollout": {"group_size": 2, "groups_per_step": 4},
-                "engine": {"num": max(1, num_engines), "max_batch": 2, "start_deadline_s": 5},
+                "cluster": {"num_engines": max(1, num_engines)},
+                "engine": {"max_batch": 2, "start_deadline_s": 5},
                 "conductor": {"request_deadline_s": 5},
                 "weights": {"load_deadline_s": 5},
             }

@@ -39,7 +39,18 @@ def test_the_environment_says_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"rollout": {"top_p": 0.9}}, "rollout.top_p=0.9 and rollout.top_k=0 would draw completions from another"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p does not exist: completions drawn from a filtered distribution"),
+        ({"engine": {"num": 2}}, "engine.num was renamed to cluster.num_engines"),
+        (
+            {"conductor": {"dispatch": "problem"}},
+            'conductor.dispatch = "problem" was renamed to conductor.dispatch = "in_order"',
+        ),
+        ({"reward": {"functions": ["score"]}}, "reward.functions[0]='score' is not of the form module:function"),
+        ({"reward": {"functions": ["a:b", "a:b"]}}, "reward.functions has 'a:b' twice"),
+        (
+            {"reward": {"functions": ["a:b"], "weights": [1, 2]}},
+            "are 2 weights for the 1 functions of reward.functions=['a:b']",
+        ),
         ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
         ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz=4: did you mean group_size?"),
         ({"xyz": "red"}, "unknown key xyz='red': known keys here are model,"),
@@ -78,7 +89,9 @@ def test_what_is_learnt_cannot_change_on_resume(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     assert load_resumed_config(tmp_path, {"num_steps": 99}).num_steps == 99
     assert load_resumed_config(tmp_path, {"training": {"learning_rate": 1e-7}}).training.learning_rate == 1e-7
-    assert load_resumed_config(tmp_path, {"engine": {"num": 2}}).engine.num == 2
+    assert load_resumed_config(tmp_path, {"cluster": {"num_engines": 2}}).cluster.num_engines == 2
+    with pytest.raises(UserError, match=r"reward\.functions cannot change on --resume"):
+        load_resumed_config(tmp_path, {"reward": {"functions": ["a:b"]}})
     with pytest.raises(UserError, match=r"training\.updates_per_step cannot change on --resume"):
         load_resumed_config(tmp_path, {"training": {"learning_rate": 1e-7, "updates_per_step": 2}})
     with pytest.raises(UserError, match=r"num_steps=0 is not valid"):

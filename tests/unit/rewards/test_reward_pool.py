@@ -6,8 +6,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polyrhythm.config import RewardConfig
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.rewards.functions import check_reward_importable, resolve_reward
+from polyrhythm.rewards.functions import check_importable, choose_rewards, resolve_reward
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
 
@@ -17,7 +18,7 @@ import asyncio
 from polyrhythm.rewards.sandbox.pool import RewardPool
 
 async def main():
-    async with RewardPool("reward_samples:hangs_holding_the_lock", 1, 600) as rewards:
+    async with RewardPool({"reward_samples:hangs_holding_the_lock": 1.0}, 1, 600) as rewards:
         asking = asyncio.create_task(rewards.score({}, "", "", []))
         await asyncio.sleep(0.3)
         print("asked", flush=True)
@@ -33,7 +34,7 @@ def samples_in_the_working_directory(monkeypatch):
 
 
 async def score(name: str, deadline_s: float = 20.0, **columns) -> RewardResult:
-    async with RewardPool(f"{SAMPLES}:{name}", num_workers=1, deadline_s=deadline_s) as rewards:
+    async with RewardPool({f"{SAMPLES}:{name}": 1.0}, num_workers=1, deadline_s=deadline_s) as rewards:
         return await rewards.score(columns, "2+2=", "4", [52, 10])
 
 
@@ -53,7 +54,7 @@ async def test_a_reward_gets_the_keywords_it_asks_for(name, columns, reward):
 
 
 async def test_a_completion_of_messages_is_a_message():
-    async with RewardPool(f"{SAMPLES}:of_messages", num_workers=1, deadline_s=20.0) as rewards:
+    async with RewardPool({f"{SAMPLES}:of_messages": 1.0}, num_workers=1, deadline_s=20.0) as rewards:
         result = await rewards.score({}, [{"role": "user", "content": "2+2="}], "four", [52, 10])
     assert result == RewardResult(reward=4.0)
 
@@ -78,7 +79,7 @@ async def test_a_reward_that_fails_excludes_its_rollout_and_says_why(name, error
 
 
 async def test_a_reward_that_hangs_is_killed_and_the_pool_goes_on():
-    async with RewardPool(f"{SAMPLES}:hangs_holding_the_lock", num_workers=1, deadline_s=0.3) as rewards:
+    async with RewardPool({f"{SAMPLES}:hangs_holding_the_lock": 1.0}, num_workers=1, deadline_s=0.3) as rewards:
         results = [await rewards.score({}, "", "", []) for _ in range(2)]
         assert rewards.num_workers_lost == 4
     assert [result.error for result in results] == ["the reward took longer than 0.3 s"] * 2
@@ -93,7 +94,7 @@ async def test_a_worker_that_is_lost_once_costs_one_more_attempt(name, tmp_path)
 
 
 async def test_workers_end_with_the_pool():
-    async with RewardPool(f"{SAMPLES}:process_id", num_workers=2, deadline_s=20) as rewards:
+    async with RewardPool({f"{SAMPLES}:process_id": 1.0}, num_workers=2, deadline_s=20) as rewards:
         pid = int((await rewards.score({}, "", "", [])).reward or 0)
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
@@ -111,7 +112,7 @@ async def test_columns_that_cannot_be_sent_exclude_the_rollout(value):
 
 
 async def test_a_worker_has_limits(tmp_path):
-    async with RewardPool(f"{SAMPLES}:takes_memory", num_workers=1, deadline_s=20, memory_mb=800) as rewards:
+    async with RewardPool({f"{SAMPLES}:takes_memory": 1.0}, num_workers=1, deadline_s=20, memory_mb=800) as rewards:
         assert "MemoryError" in str((await rewards.score({}, "", "", [])).error)
     assert "File too large" in str((await score("writes_a_large_file", path=str(tmp_path / "large"))).error)
 
@@ -135,7 +136,7 @@ def test_a_worker_that_hangs_ends_with_the_process_that_started_it(tmp_path):
 
 async def test_a_pool_whose_reward_cannot_be_imported_does_not_start():
     with pytest.raises(RunError, match="no_such_module"):
-        async with RewardPool("no_such_module:f", num_workers=1, deadline_s=1):
+        async with RewardPool({"no_such_module:f": 1.0}, num_workers=1, deadline_s=1):
             pass
 
 
@@ -152,7 +153,7 @@ def test_a_reward_that_is_not_there_is_the_users_error(spec, message):
     with pytest.raises(UserError) as resolved:
         resolve_reward(spec)
     with pytest.raises(UserError) as checked:
-        check_reward_importable(spec)
+        check_importable({spec: 1.0})
     assert message in str(resolved.value)
     assert message in str(checked.value)
 
@@ -161,10 +162,30 @@ def test_a_module_that_ends_the_process_on_import_is_the_users_error(tmp_path, m
     (tmp_path / "quits.py").write_text("import os\nos.write(2, b'cannot go on')\nos._exit(3)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"\(exit code 3\) on importing it: cannot go on"):
-        check_reward_importable("quits:f")
+        check_importable({"quits:f": 1.0})
 
 
 def test_a_good_reward_passes_the_check():
-    check_reward_importable(f"{SAMPLES}:exact")
+    check_importable({f"{SAMPLES}:exact": 1.0})
     assert resolve_reward(f"{SAMPLES}:exact")(["a"], ["a"]) == [1.0]
     assert os.getcwd() in sys.path or "" in sys.path
+
+
+async def test_the_reward_is_the_weighted_sum_of_several_functions():
+    rewards = {f"{SAMPLES}:exact": 2.0, f"{SAMPLES}:bare_number": -0.5}
+    async with RewardPool(rewards, num_workers=1, deadline_s=20.0) as pool:
+        assert await pool.score({"answer": "4"}, "2+2=", "4", [52, 10]) == RewardResult(reward=2.0 * 1.0 - 0.5 * 1.0)
+
+
+async def test_one_function_that_raises_excludes_the_rollout():
+    async with RewardPool({f"{SAMPLES}:exact": 1.0, f"{SAMPLES}:raises": 0.0}, num_workers=1, deadline_s=20.0) as pool:
+        result = await pool.score({"answer": "4"}, "2+2=", "4", [52, 10])
+    assert result.reward is None and "no such answer" in str(result.error)
+
+
+def test_the_functions_of_the_configuration_come_before_the_tasks_own():
+    assert choose_rewards(RewardConfig(), "task:own") == {"task:own": 1.0}
+    assert choose_rewards(RewardConfig(functions=["a:b", "c:d"]), "task:own") == {"a:b": 1.0, "c:d": 1.0}
+    assert choose_rewards(RewardConfig(functions=["a:b"], weights=[0.3]), None) == {"a:b": 0.3}
+    with pytest.raises(UserError, match=r"reward\.functions is empty and the task has no reward of its own"):
+        choose_rewards(RewardConfig(), None)

@@ -61,8 +61,8 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
         ("addition", {"digit": 2}, "task.options.digit=2 is not an option of task 'addition': it has digits, shots"),
         ("addition", {"digits": 0}, "task.options.digits=0 is wrong: Input should be greater than or equal to 1"),
         ("addition", {"digits": "two"}, "task.options.digits='two' is wrong: Input should be a valid integer"),
-        ("jsonl", {"reward": "a:b"}, "task.options.path is missing"),
-        ("jsonl", {"path": "x", "reward": "score"}, "task.options.reward='score' is wrong"),
+        ("jsonl", {}, "task.options.path is missing"),
+        ("jsonl", {"path": "x", "reward": "a:b"}, "task.options.reward was renamed to reward.functions"),
     ],
 )
 def test_a_mistake_is_answered_with_the_key_and_the_fix(name: str, options: dict[str, Any], message: str) -> None:
