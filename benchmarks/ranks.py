@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from polyrhythm.cluster.cores import process_environment
+from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.pretrained import resolve_model
 
 MODES = {"one_rank": (1, 1), "two_ranks": (2, 1), "one_rank_two_threads": (1, 2)}
@@ -102,15 +103,15 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
     trainer = Trainer(config, load_policy(resolve_model(options.model)), ranks=ranks)
     store, seconds = WeightStore(options.folder / "weights"), []
-    for step in RolloutLoader(Share(options), config, lane=trainer.lane).steps():
+    for step in RolloutLoader(Share(options), config, recorder=trainer.recorder).steps():
         if ranks.is_first:
             store.publish(trainer.policy, step.version)
         ranks.gather(step.version)  # everybody is here
-        trainer.lane.take_seconds()
+        trainer.recorder.take_seconds()
         started = time.monotonic()
         trainer.begin_step(step.version)
         if not ranks.is_first:
-            with trainer.lane.doing("verify"):
+            with trainer.recorder.doing(Activity.VERIFY):
                 store.verify(trainer.policy, step.version)
         for update in step.updates():
             for micro_batch in update:
@@ -120,12 +121,12 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                 trainer.optimizer.adamw.step = keep if ranks.is_first else trainer.optimizer.adamw.step
             trainer.optim_step()
         if step.version > 0:
-            seconds.append({"step_s": time.monotonic() - started, **trainer.lane.take_seconds()})
+            seconds.append({"step_s": time.monotonic() - started, **trainer.recorder.take_seconds()})
     leave_ranks()
     return {
         "step_s": median(row["step_s"] for row in seconds),
-        "reduce_s": median(row.get("reduce", 0.0) for row in seconds),
-        "verify_s": median(row.get("verify", 0.0) for row in seconds),
+        "reduce_s": median(row.get(Activity.REDUCE, 0.0) for row in seconds),
+        "verify_s": median(row.get(Activity.VERIFY, 0.0) for row in seconds),
     }
 
 

@@ -102,23 +102,6 @@ class CommitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     metrics: dict[str, float]
 
 
-class Span(msgspec.Struct, frozen=True):
-    """A stretch of time in which a lane did one thing; seconds since the epoch."""
-
-    lane: str
-    what: str
-    start_s: float
-    end_s: float
-
-
-class TrainerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank of the trainer is doing now, and its finished spans since the last report."""
-
-    doing: str
-    spans: list[Span]
-    lane: str = "trainer"
-
-
 def encode(message: Any) -> bytes:
     return msgspec.msgpack.encode(message)
 

@@ -5,13 +5,14 @@ reach every engine, all rollouts of the step come from exactly those weights, an
 each group as soon as it is finished, while the others are still being generated. One update closes the step.
 """
 
-from polyrhythm.chaos.trainer import ChaosLane
+from polyrhythm.chaos.trainer import FaultyTrainer
 from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.activity import Activity, seconds_metric
+from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
 from polyrhythm.training.policy.tri_model import load_policy, save_policy
@@ -20,11 +21,13 @@ from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
 
 
-def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoints: Checkpoints, lane: Lane) -> None:
+def train(
+    loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoints: Checkpoints, recorder: ActivityRecorder
+) -> None:
     for step in loader.steps():  # engines hold policy v{step.version}, verified
         trainer.begin_step(step.version)
         if not trainer.ranks.is_first:
-            with lane.doing("verify"):
+            with recorder.doing(Activity.VERIFY):
                 store.verify(trainer.policy, step.version)  # the ranks have not drifted apart
         for update in step.updates():  # one, unless training.updates_per_step says more
             for micro_batch in update:  # finished groups, as they finish
@@ -32,9 +35,9 @@ def train(loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoin
             trainer.optim_step()  # divide by the totals, clip, update
         metrics = trainer.metrics()
         if trainer.ranks.is_first:  # it speaks for all
-            with lane.doing("publish"):
+            with recorder.doing(Activity.PUBLISH):
                 store.publish(trainer.policy, version=step.version + 1)
-            step.commit(_times(lane) | metrics)  # ledger, cursor and metrics move together
+            step.commit(_times(recorder) | metrics)  # ledger, cursor and metrics move together
             checkpoints.save_if_due(step.version + 1)
 
 
@@ -42,10 +45,10 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
     url, token = run.wait_for_conductor(), run.credentials()["admin"]
     client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
-    lane = _lane(run, name, client, rank)
-    with lane.doing("start"):
+    recorder = _recorder(run, name, ConductorClient(url, token, rank), rank)
+    with recorder.doing(Activity.START):
         ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file)
-        trainer = Trainer(config, load_policy(run.model_dir), lane, ranks)
+        trainer = Trainer(config, load_policy(run.model_dir), recorder, ranks)
         if cores_follow_demand(config):
             ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)
         checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
@@ -54,25 +57,22 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         store = WeightStore(run.store_root, keep=config.weights.keep)
         if ranks.is_first:
             store.publish(trainer.policy, version=run.first_step)
-    loader = RolloutLoader(client, config, lane=lane, first_step=run.first_step)
-    train(loader, trainer, store, checkpoints, lane)
+    loader = RolloutLoader(client, config, recorder=recorder, first_step=run.first_step)
+    train(loader, trainer, store, checkpoints, recorder)
     leave_ranks()
     if ranks.is_first:
-        with lane.doing("save"):
+        with recorder.doing(Activity.SAVE):
             checkpoints.save_last(config.num_steps)
             save_policy(trainer.policy, run.model_dir, run.trained_model)
 
 
-def _lane(run: RunFolder, name: str, client: ConductorClient, rank: int) -> Lane:
+def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:
+    """Reports go to a `watcher` of their own: a thread sends them."""
     struck = (name, "conductor") if rank == 0 else (name,)
     faults = {who: faults for who in struck if (faults := run.faults(who))}
-    if not faults:
-        return Lane(name, client.report)
-    return ChaosLane(
-        name, client.report, faults, store_root=run.store_root, conductor_pid=lambda: run.pid("conductor"),
-        first_step=run.first_step,
-    )  # fmt: skip
+    hooks = [FaultyTrainer(faults, run.store_root, lambda: run.pid("conductor"), run.first_step)] if faults else []
+    return ActivityRecorder(name, watcher.report, hooks)
 
 
-def _times(lane: Lane) -> dict[str, float]:
-    return {f"time/trainer_{what}_s": seconds for what, seconds in lane.take_seconds().items()}
+def _times(recorder: ActivityRecorder) -> dict[str, float]:
+    return {seconds_metric(activity): seconds for activity, seconds in recorder.take_seconds().items()}

@@ -16,8 +16,9 @@ import msgspec
 from aiohttp import web
 
 from polyrhythm import messages
-from polyrhythm.chaos.plan import ANSWERS, SIGNALS, SNAPSHOTS, Fault, Faults, damage
+from polyrhythm.chaos.plan import ANSWERS, REQUEST, SIGNALS, SNAPSHOTS, Fault, Faults, damage
 from polyrhythm.http.body import read_body
+from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.store import WEIGHTS_FILE, WeightStore
 
 IDLE_S = 0.01
@@ -49,9 +50,7 @@ class FaultyEngine:
 
     async def _generate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         asked = messages.decode(await read_body(request, messages.CONTENT_TYPE), messages.GenerateRequest)
-        fault = self._faults.due(
-            "request", asked.policy_version, impossible=() if self._last_answer else ("duplicate",)
-        )
+        fault = self._faults.due(REQUEST, asked.policy_version, impossible=() if self._last_answer else ("duplicate",))
         self._num_asked += 1
         try:
             if fault is None:
@@ -100,7 +99,7 @@ class FaultyEngine:
     def _signal_if_idle(self, num_asked: int, step: int) -> None:
         if self._num_asked != num_asked or self._num_running():
             return
-        if fault := self._faults.due("idle", step):
+        if fault := self._faults.due(Activity.IDLE, step):
             self._signal(fault, step, "idle")
 
     def _signal(self, fault: Fault, step: int, detail: str) -> None:
@@ -109,7 +108,7 @@ class FaultyEngine:
 
     async def _load(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         version = messages.decode(await read_body(request, messages.CONTENT_TYPE), messages.LoadRequest).version
-        fault = self._faults.due("load", version)
+        fault = self._faults.due(Activity.LOAD, version)
         if fault is None:
             return await handler(request)
         if fault.what in SIGNALS:

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyrhythm.errors import UserError
+from polyrhythm.observe.activity import Activity
 
 PLAN_FILE = "chaos.toml"
 FAULT_LOG_FILE = "chaos.jsonl"
@@ -32,9 +33,17 @@ POSSIBLE = {
     "conductor": SIGNALS,
     "reward": SIGNALS,
 }
-USUAL_MOMENT = {"engine": "request", "trainer": "commit", "conductor": "wait", "reward": "score"}
-ENGINE_MOMENTS = ("request", "idle", "load")
-TRAINER_MOMENTS = ("load", "wait", "forward_backward", "reduce", "update", "publish", "commit", "checkpoint")
+REQUEST = "request"
+"""A request reaches an engine: the one moment that is no activity."""
+USUAL_MOMENT = {
+    "engine": REQUEST, "trainer": Activity.COMMIT, "conductor": Activity.WAIT, "reward": Activity.SCORE,
+}  # fmt: skip
+ENGINE_MOMENTS = (REQUEST, Activity.IDLE, Activity.LOAD)
+REWARD_MOMENTS = (Activity.SCORE,)
+TRAINER_MOMENTS = (
+    Activity.LOAD, Activity.WAIT, Activity.FORWARD_BACKWARD, Activity.REDUCE, Activity.UPDATE, Activity.PUBLISH,
+    Activity.COMMIT, Activity.CHECKPOINT,
+)  # fmt: skip
 
 
 class Fault(BaseModel):
@@ -76,7 +85,7 @@ class Fault(BaseModel):
         if self.at:
             return self.at
         if self.what in SNAPSHOTS or self.what in ("fail_load", "disk_full"):
-            return "load" if self.kind_of_part == "engine" else "publish"
+            return Activity.LOAD if self.kind_of_part == "engine" else Activity.PUBLISH
         return USUAL_MOMENT[self.kind_of_part]
 
     @model_validator(mode="after")
@@ -86,12 +95,12 @@ class Fault(BaseModel):
         possible = POSSIBLE[self.kind_of_part]
         if self.what not in possible:
             raise ValueError(f"what={self.what!r} cannot happen to {self.where}: possible are {', '.join(possible)}")
-        moments = {"engine": ENGINE_MOMENTS, "reward": ("score",)}.get(self.kind_of_part, TRAINER_MOMENTS)
+        moments = {"engine": ENGINE_MOMENTS, "reward": REWARD_MOMENTS}.get(self.kind_of_part, TRAINER_MOMENTS)
         if self.moment not in moments:
             raise ValueError(f"at={self.at!r} is no moment of {self.where}: use one of {', '.join(moments)}")
         if self.kind_of_part == "reward" and self.step:
             raise ValueError(f"step={self.step} is not known where rewards are scored: count scores with nth")
-        only_at = "request" if self.what in ANSWERS else "load" if self.what in (*SNAPSHOTS, "fail_load") else ""
+        only_at = REQUEST if self.what in ANSWERS else Activity.LOAD if self.what in (*SNAPSHOTS, "fail_load") else ""
         if self.kind_of_part == "engine" and only_at and self.moment != only_at:
             raise ValueError(f"at={self.at!r} does not fit what={self.what!r}: leave it out")
         return self

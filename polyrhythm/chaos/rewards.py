@@ -4,6 +4,7 @@ import os
 import signal
 
 from polyrhythm.chaos.plan import Faults
+from polyrhythm.observe.activity import Activity
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool, Worker
 
@@ -14,7 +15,7 @@ class FaultyWorker(Worker):
     faults: Faults
 
     async def ask(self, frame: bytes, deadline_s: float) -> RewardResult:
-        if fault := self.faults.due("score", step=0):
+        if fault := self.faults.due(Activity.SCORE, step=0):
             self.faults.record(fault, 0, f"worker {self.pid}", pid=self.pid)
             os.kill(self.pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
         return await super().ask(frame, deadline_s)

@@ -3,49 +3,44 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from polyrhythm.chaos.plan import SIGNALS, SNAPSHOTS, Fault, Faults, damage
 from polyrhythm.errors import RunError
-from polyrhythm.messages import TrainerReport
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.activity import Activity
 
 MAX_BALLAST_BYTES = 2**30
 BALLAST_FILE = "ballast"
 
 
-class ChaosLane(Lane):
-    """A rank's lane, which knows the moments: before or after an activity, faults strike this rank.
+class FaultyTrainer:
+    """A hook of a rank's recorder: before or after an activity, faults strike this rank.
 
     Those of the conductor strike at moments of the first rank.
     """
 
-    def __init__(
-        self, name: str, send: Callable[[TrainerReport], None], faults: dict[str, Faults], *, store_root: Path,
-        conductor_pid: Callable[[], int], first_step: int,
-    ):  # fmt: skip
-        super().__init__(name, send)
+    def __init__(self, faults: dict[str, Faults], store_root: Path, conductor_pid: Callable[[], int], first_step: int):
         self._faults = list(faults.items())
         self._store_root = store_root
         self._conductor_pid = conductor_pid
         self._step = first_step - 1
+        self._due: list[tuple[str, Faults, Fault]] = []
 
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        self._step += what == "load"
-        due = [(who, faults, fault) for who, faults in self._faults if (fault := faults.due(what, self._step))]
-        for who, faults, fault in due:
+    def before(self, activity: Activity) -> None:
+        self._step += activity is Activity.LOAD
+        due = ((who, faults, faults.due(activity, self._step)) for who, faults in self._faults)
+        self._due = [(who, faults, fault) for who, faults, fault in due if fault]
+        for who, faults, fault in self._due:
             if fault.what in SIGNALS:
                 pid = self._conductor_pid() if who == "conductor" else os.getpid()
-                faults.record(fault, self._step, f"at {what}", pid)
+                faults.record(fault, self._step, f"at {activity}", pid)
                 os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
             elif fault.what == "disk_full":
                 self._fill_disk(faults, fault)
-        with super().doing(what):
-            yield
-        for _, faults, fault in due:
+
+    def after(self, activity: Activity) -> None:
+        for _, faults, fault in self._due:
             if fault.what in SNAPSHOTS:
                 path = _newest_snapshot(self._store_root)
                 faults.record(fault, self._step, str(path.parent.name))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from polyrhythm.cluster.run_folder import free_engine_name
 from polyrhythm.config import ClusterConfig
 from polyrhythm.errors import RunError
+from polyrhythm.observe.activity import Activity, seconds_metric
 
 WAIT_SHARE = 0.4
 """A trainer that waits for groups this share of a step has too few engines."""
@@ -59,7 +60,7 @@ def demand_of(metrics: dict[str, float]) -> StepDemand:
     busy_s = metrics["time/load_s"] + metrics["generate/last_group_s"]
     return StepDemand(
         num_serving=int(metrics["engines/serving"]),
-        wait_share=min(1.0, metrics.get("time/trainer_wait_s", 0.0) / step_s),
+        wait_share=min(1.0, metrics.get(seconds_metric(Activity.WAIT), 0.0) / step_s),
         idle_share=max(0.0, 1.0 - busy_s / step_s),
     )
 

@@ -22,7 +22,8 @@ from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest, TrainerReport
+from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest
+from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers import Logger
 from polyrhythm.types import Group, Problem, Sampling
 
@@ -224,10 +225,10 @@ class Conductor:
         self._journal.forget_groups_before(step.version)
         self._event()
 
-    def report(self, report: TrainerReport) -> None:
+    def report(self, report: ActivityReport) -> None:
         """What a rank of the trainer does now, and what it has done."""
-        if report.lane not in self.trainer.ranks:
-            raise Conflict(f"{report.lane!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
+        if report.process not in self.trainer.ranks:
+            raise Conflict(f"{report.process!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
         if self.trainer.observe(report):
             self._event()
         self.pool.spans.extend(report.spans)

@@ -19,7 +19,8 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.http.guard import ConnectionGuard
-from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest, TrainerReport
+from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest
+from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.types import Sampling
@@ -146,7 +147,7 @@ class Service:
         return _reply(ThreadsRequest(num_threads=await self._conductor.trainer_threads(known, wait_s)))
 
     async def _report(self, request: web.Request) -> web.Response:
-        self._conductor.report(await _message(request, TrainerReport))
+        self._conductor.report(await _message(request, ActivityReport))
         return _reply({})
 
 

@@ -10,7 +10,7 @@ from polyrhythm.conductor.engines.health import EngineState
 from polyrhythm.conductor.engines.pool import Engine
 from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import RankState
-from polyrhythm.messages import Span
+from polyrhythm.observe.activity import Activity, Span
 
 NUM_RECENT_SPANS = 300
 
@@ -84,7 +84,7 @@ def who_waits(conductor: Conductor) -> str:
         return f"the trainer waits for {_names_of_loading(engines)} to load version {step.version}"
     busy = [engine.name for engine in engines if engine.requests]
     doing = conductor.trainer.whole.doing
-    if doing == "wait" and not step.is_complete:
+    if doing is Activity.WAIT and not step.is_complete:
         return f"the trainer waits for {', '.join(busy) or 'rewards'}"
     if step.is_complete:
         return f"engines wait for the trainer, which has taken {step.assignment.num_taken} of {step.num_groups} groups"

@@ -4,14 +4,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyrhythm.messages import TrainerReport
+from polyrhythm.observe.activity import Activity, ActivityReport
 
-TRAINER_WAITS_AT = ("wait", "load", "start", "commit", "reduce")
+TRAINER_WAITS_AT = frozenset(
+    {Activity.WAIT, Activity.LOAD, Activity.START, Activity.COMMIT, Activity.REDUCE}
+)  # fmt: skip
 
 
 @dataclass
 class RankState:
-    doing: str = "start"
+    doing: Activity = Activity.START
     since_s: float = field(default_factory=time.monotonic)
 
 
@@ -27,13 +29,13 @@ class TrainerState:
         states = list(self.ranks.values())
         return next((state for state in states if state.doing not in TRAINER_WAITS_AT), states[0])
 
-    def observe(self, report: TrainerReport) -> bool:
+    def observe(self, report: ActivityReport) -> bool:
         """Take a report; whether anything has happened.
 
         To have waited is no event: ranks wait in short polls, for ever if nothing comes.
         """
-        state = self.ranks[report.lane]
+        state = self.ranks[report.process]
         is_other = report.doing != state.doing
         if is_other:
-            self.ranks[report.lane] = RankState(report.doing)
-        return is_other or any(span.what != "wait" for span in report.spans)
+            self.ranks[report.process] = RankState(report.doing)
+        return is_other or any(span.activity is not Activity.WAIT for span in report.spans)

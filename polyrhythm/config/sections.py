@@ -134,7 +134,7 @@ class TrainingConfig(Section):
 
     @property
     def rank_names(self) -> list[str]:
-        """The ranks' names as processes, lanes and targets of faults."""
+        """The ranks' names as processes, in the timeline and as targets of faults."""
         return ["trainer"] if self.num_ranks == 1 else [f"trainer-{rank}" for rank in range(self.num_ranks)]
 
 

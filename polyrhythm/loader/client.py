@@ -7,10 +7,12 @@ from urllib.parse import urlsplit
 
 from polyrhythm import messages
 from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.observe.activity import ActivityReport
 
 T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
+REPORT_DEADLINE_S = 5.0
 FIRST_RANK_S = 86_400.0
 """The first rank publishes weights and writes checkpoints before it opens the next step; the others wait. The conductor
 judges whether anything still happens."""
@@ -38,8 +40,8 @@ class ConductorClient:
     def commit_step(self, version: int, metrics: dict[str, float]) -> None:
         self._call("POST", "/steps/commit", messages.CommitStep(version=version, metrics=metrics), GRACE_S)
 
-    def report(self, report: messages.TrainerReport) -> None:
-        self._call("POST", "/trainer/report", report, GRACE_S)
+    def report(self, report: ActivityReport) -> None:
+        self._call("POST", "/trainer/report", report, REPORT_DEADLINE_S)
 
     def threads(self, known: int) -> int:
         """How many threads the conductor wants the trainer to use, as soon as that is not the known number."""

@@ -10,7 +10,8 @@ from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.loader.client import LONG_POLL_S, ConductorClient
 from polyrhythm.messages import GroupsReply
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.activity import Activity
+from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.types import Group, MicroBatch
 
 
@@ -29,18 +30,24 @@ class RolloutLoader:
     """
 
     def __init__(
-        self, source: GroupSource | str, config: Config, *, token: str = "", lane: Lane | None = None,
-        first_step: int = 0, rank: int = 0,
-    ):  # fmt: skip
+        self,
+        source: GroupSource | str,
+        config: Config,
+        *,
+        token: str = "",
+        recorder: ActivityRecorder | None = None,
+        first_step: int = 0,
+        rank: int = 0,
+    ):
         self.source = ConductorClient(source, token, rank) if isinstance(source, str) else source
         self.config = config
-        self.lane = lane or Lane("trainer")
+        self.recorder = recorder or ActivityRecorder("trainer")
         self.first_step = first_step
 
     def steps(self) -> Iterator["Step"]:
         """Consumes nothing, produces one Step per period, waits until the engines have proved that they hold its version."""
         for version in range(self.first_step, self.config.num_steps):
-            with self.lane.doing("load"):
+            with self.recorder.doing(Activity.LOAD):
                 self.source.open_step(version, self._open_deadline_s())
             yield Step(self, version)
 
@@ -70,7 +77,7 @@ class Step:
             yield self._micro_batches()
 
     def commit(self, metrics: dict[str, float]) -> None:
-        with self.loader.lane.doing("commit"):
+        with self.loader.recorder.doing(Activity.COMMIT):
             self.loader.source.commit_step(self.version, metrics)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
@@ -83,7 +90,7 @@ class Step:
         if not self._has_all and self._num_fitting(self._ready) == len(self._ready):  # there is room for more
             self._poll(wait_s=0.0)
         while not self._may_start():
-            with self.loader.lane.doing("wait"):
+            with self.loader.recorder.doing(Activity.WAIT):
                 self._poll(wait_s=LONG_POLL_S)
         num_taken = self._num_fitting(self._ready)
         taken, self._ready = self._ready[:num_taken], self._ready[num_taken:]

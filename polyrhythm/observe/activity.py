@@ -1,39 +1,53 @@
-"""A lane: what one process is doing, moment by moment, for the live view and the timeline."""
+"""What a process can be doing: one enum for spans, metrics, faults, the stall check, the core balance and the views."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from enum import StrEnum
 
-from polyrhythm.messages import Span, TrainerReport
+import msgspec
 
 
-class Lane:
-    """`with lane.doing("publish"):` records a span, and tells `send` what is being done now."""
+class Activity(StrEnum):
+    """What one process does at a time. The values are seen by users: in metrics, in chaos plans, on the screen."""
 
-    def __init__(self, name: str, send: Callable[[TrainerReport], None] | None = None):
-        self.name = name
-        self.send = send
-        self.finished: list[Span] = []
-        self.seconds: dict[str, float] = {}
+    START = "start"
+    """Load the model, find the others."""
+    LOAD = "load"
+    """Engines load the step's weights; a rank waits for that."""
+    GENERATE = "generate"
+    SCORE = "score"
+    WAIT = "wait"
+    """A rank has nothing to train on yet."""
+    FORWARD_BACKWARD = "forward_backward"
+    REDUCE = "reduce"
+    """The ranks add up their gradients."""
+    UPDATE = "update"
+    PUBLISH = "publish"
+    COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
+    VERIFY = "verify"
+    """A rank proves that its weights are those that were published."""
+    SAVE = "save"
+    """Write the trained model."""
+    IDLE = "idle"
+    """An engine has nothing to generate."""
 
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        self._report(what)
-        start_s = time.time()
-        try:
-            yield
-        finally:
-            end_s = time.time()
-            self.seconds[what] = self.seconds.get(what, 0.0) + end_s - start_s
-            if self.send:
-                self.finished.append(Span(lane=self.name, what=what, start_s=start_s, end_s=end_s))
 
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds per activity since the last call."""
-        seconds, self.seconds = self.seconds, {}
-        return seconds
+def seconds_metric(activity: Activity) -> str:
+    """The metric of the seconds that the trainer's first rank spent in an activity of a step."""
+    return f"time/trainer_{activity}_s"
 
-    def _report(self, what: str) -> None:
-        if self.send:
-            self.send(TrainerReport(doing=what, spans=self.finished, lane=self.name))
-            self.finished = []
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of time in which a process did one thing; seconds since the epoch."""
+
+    process: str
+    activity: Activity
+    start_s: float
+    end_s: float
+
+
+class ActivityReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process is doing now, and its finished spans since the last report."""
+
+    process: str
+    doing: Activity
+    spans: list[Span]

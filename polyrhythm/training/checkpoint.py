@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from polyrhythm.errors import RunError
+from polyrhythm.observe.activity import Activity
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import SnapshotError, WeightStore, weights_of
 
@@ -24,7 +25,7 @@ class Checkpoints:
 
     def save_if_due(self, version: int) -> None:
         if self.every and version % self.every == 0:
-            with self.trainer.lane.doing("checkpoint"):
+            with self.trainer.recorder.doing(Activity.CHECKPOINT):
                 self.save(version)
 
     def save_last(self, version: int) -> None:

@@ -12,7 +12,8 @@ from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.algorithms.losses import KL_LOSSES, clipped_policy_loss, group_divisor, kl_k1, kl_k3, token_weight
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.activity import Activity, seconds_metric
+from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
 from polyrhythm.training.packing.layout import Layout, pack
 from polyrhythm.training.parallel.ranks import Ranks
@@ -51,15 +52,19 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, policy: PreTrainedModel, lane: Lane | None = None, ranks: Ranks | None = None
-    ):  # fmt: skip
+        self,
+        config: Config,
+        policy: PreTrainedModel,
+        recorder: ActivityRecorder | None = None,
+        ranks: Ranks | None = None,
+    ):
         self.config = config
         self.ranks = ranks or Ranks()
         longest = config.engine.context_length or None
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
         self.optimizer = Optimizer(policy, config.training)
         self.device = next(policy.parameters()).device
-        self.lane = lane or Lane("trainer")
+        self.recorder = recorder or ActivityRecorder("trainer")
         self.num_updates_in_step = 0
         self.divisor = 0.0
         self.version = 0
@@ -79,7 +84,7 @@ class Trainer:
 
     def forward_backward(self, micro_batch: MicroBatch) -> None:
         """Add the gradient of the micro-batch's summed loss to the parameters' gradients."""
-        with self.lane.doing("forward_backward"):
+        with self.recorder.doing(Activity.FORWARD_BACKWARD):
             self._refuse_other_versions(micro_batch)
             kept = []
             for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
@@ -97,11 +102,11 @@ class Trainer:
     def optim_step(self) -> None:
         """Divide by what the micro-batches of all ranks added to the divisor, clip, update."""
         if self.ranks.num > 1:
-            with self.lane.doing("reduce"):
+            with self.recorder.doing(Activity.REDUCE):
                 divisor = torch.tensor(self.divisor, dtype=torch.float64, device=self.device)
                 self.ranks.add_up([*self.optimizer.gradients(), divisor])
                 self.divisor = float(divisor)
-        with self.lane.doing("update"):
+        with self.recorder.doing(Activity.UPDATE):
             if self.divisor > 0:
                 self.update_metrics = self.optimizer.step(self.divisor)
             self.divisor = 0.0
@@ -109,8 +114,8 @@ class Trainer:
 
     def metrics(self) -> dict[str, float]:
         """Of the step so far, over all ranks."""
-        sums, waits = self.ranks.gather(self.sums), self.ranks.gather(self.lane.seconds.get("wait", 0.0))
-        balance = {"time/trainer_wait_s": fmean(waits), **_balance(sums)} if self.ranks.num > 1 else {}
+        sums, waits = self.ranks.gather(self.sums), self.ranks.gather(self.recorder.seconds(Activity.WAIT))
+        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if self.ranks.num > 1 else {}
         return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **balance}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:

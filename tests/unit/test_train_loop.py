@@ -5,7 +5,7 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import RolloutLoader
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import Ranks
@@ -30,7 +30,8 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     trainer = Trainer(config, policy, ranks=Follower())
     source = ScriptedSource([[make_group(0), make_group(1)]])
     loader = RolloutLoader(source, config)
-    train(loader, trainer, store, Checkpoints(tmp_path / "checkpoints", trainer, every=1), Lane("trainer-1"))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every=1)
+    train(loader, trainer, store, checkpoints, ActivityRecorder("trainer-1"))
     return trainer, source
 
 

@@ -11,6 +11,7 @@ from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
 from polyrhythm.conductor.trainer_state import TRAINER_WAITS_AT
+from polyrhythm.observe.activity import Activity
 
 TICK_S = 0.1
 SET_DEADLINE_S = 5.0
@@ -45,7 +46,7 @@ class CoreBalance:
 
     plan: CorePlan
     pool: EnginePool
-    trainer_does: Callable[[], str]
+    trainer_does: Callable[[], Activity]
     changed: Change
     trainer_changed: Change = field(default_factory=Change)
     num_changes: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.health import EngineState
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
+from polyrhythm.observe.activity import Activity
 
 PROBE_INTERVAL_S = 1.0
 PROBE_DEADLINE_S = 5.0
@@ -62,7 +63,7 @@ class EngineMonitor:
     async def _load(self, engine: Engine, version: int) -> None:
         """Make an engine load a version, and believe it only when it says that it holds it."""
         engine.health.load_started(time.monotonic())
-        self._pool.begin(engine, "load")
+        self._pool.begin(engine, Activity.LOAD)
         try:
             await engine.client.load(version, self._load_deadline_s)
             status = await engine.client.status(PROBE_DEADLINE_S)

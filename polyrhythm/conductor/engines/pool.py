@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.client import EngineClient
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState
-from polyrhythm.messages import EngineStatus, Span
+from polyrhythm.messages import EngineStatus
+from polyrhythm.observe.activity import Activity, Span
 
 MAX_SPANS = 2000
 MAX_GONE = 64
@@ -50,7 +51,7 @@ class Engine:
     is_lost: bool = False
     is_dismissed: bool = False
     """It was drained or removed, and shall not come back."""
-    doing: str = ""
+    doing: Activity | None = None
     doing_since_s: float = 0.0
 
     @property
@@ -152,7 +153,7 @@ class EnginePool:
         """A request for a position goes to an engine, which is that much busier from now on."""
         request = EngineRequest(position, engine, time.monotonic())
         if not engine.requests:
-            self.begin(engine, "generate")
+            self.begin(engine, Activity.GENERATE)
             engine.progress_at_s = request.started_s
         engine.requests.add(request)
         return request
@@ -167,10 +168,10 @@ class EnginePool:
             engine.wake.set()
         self.changed.set()
 
-    def begin(self, engine: Engine, what: str) -> None:
-        engine.doing, engine.doing_since_s = what, time.time()
+    def begin(self, engine: Engine, activity: Activity) -> None:
+        engine.doing, engine.doing_since_s = activity, time.time()
 
     def end(self, engine: Engine) -> None:
         if engine.doing:
             self.spans.append(Span(engine.name, engine.doing, engine.doing_since_s, time.time()))
-        engine.doing = ""
+        engine.doing = None

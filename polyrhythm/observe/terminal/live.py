@@ -12,7 +12,7 @@ from rich.text import Text
 from polyrhythm.observe.terminal.curve import sparkline
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.text import first_cells, last_cells, prompt_text, visible
-from polyrhythm.observe.terminal.timeline import WINDOW_S, lane_text, legend
+from polyrhythm.observe.terminal.timeline import WINDOW_S, legend, timeline_text
 
 NAME_WIDTH = 10
 DOING_WIDTH = 28
@@ -60,8 +60,8 @@ def frame_lines(status: dict[str, Any], step_seconds: list[float], now_s: float,
     if status["failure"]:
         waiting.append(Text(first_cells(f"failure: {status['failure']}", width), style="bold red"))
     room = max(2, height - len(head) - len(waiting) - MIN_SAMPLE_LINES - 2)
-    lanes = _lane_lines(status, now_s, width, room)
-    lines = [*head, *lanes, *waiting]
+    processes = _process_lines(status, now_s, width, room)
+    lines = [*head, *processes, *waiting]
     samples = _sample_lines(status["samples"], width, height - len(lines) - 2)
     if samples:
         lines += [Text(), Text("last step wrote", style="bold"), *samples]
@@ -122,38 +122,38 @@ def _eta(step_seconds: list[float], num_left: int) -> str:
     return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
-def _lane_lines(status: dict[str, Any], now_s: float, width: int, room: int) -> list[Text]:
-    lane_width = max(10, width - NAME_WIDTH - DOING_WIDTH - 2)
+def _process_lines(status: dict[str, Any], now_s: float, width: int, room: int) -> list[Text]:
+    timeline_width = max(10, width - NAME_WIDTH - DOING_WIDTH - 2)
     ranks, engines = status["ranks"], status["engines"]
     # Finished spans come with the status; what a rank does now is a span without an end.
     spans = [*status["spans"], *(_now(rank, now_s) for rank in ranks)]
 
-    def lane(part: dict[str, Any], doing: str) -> Text:
-        return _lane(part["name"], spans, doing, now_s, lane_width)
+    def line(process: dict[str, Any], doing: str) -> Text:
+        return _process_line(process["name"], spans, doing, now_s, timeline_width)
 
-    rank_lanes = [lane(rank, f"{rank['doing']} for {rank['since_s']:.1f} s") for rank in ranks]
-    engine_lanes = [lane(engine, _engine_doing(engine)) for engine in engines]
-    lines = _as_many_as_fit(rank_lanes, room - min(len(engines), room // 2), "ranks")
-    lines += _as_many_as_fit(engine_lanes, room - len(lines), "engines")
+    rank_lines = [line(rank, f"{rank['doing']} for {rank['since_s']:.1f} s") for rank in ranks]
+    engine_lines = [line(engine, _engine_doing(engine)) for engine in engines]
+    lines = _as_many_as_fit(rank_lines, room - min(len(engines), room // 2), "ranks")
+    lines += _as_many_as_fit(engine_lines, room - len(lines), "engines")
     if not engines:
         lines.append(Text("no engine has joined yet", style="bright_black"))
     return [Text(f"the last {WINDOW_S:.0f} s", style="bold"), *lines]
 
 
 def _now(rank: dict[str, Any], now_s: float) -> dict[str, Any]:
-    return {"lane": rank["name"], "what": rank["doing"], "start_s": now_s - rank["since_s"], "end_s": now_s}
+    return {"process": rank["name"], "activity": rank["doing"], "start_s": now_s - rank["since_s"], "end_s": now_s}
 
 
-def _as_many_as_fit(lanes: list[Text], room: int, what: str) -> list[Text]:
-    if len(lanes) <= max(1, room):
-        return lanes
-    shown = lanes[: max(0, room - 1)]
-    return [*shown, Text(f"{'and ' if shown else ''}{len(lanes) - len(shown)} more {what}", style="bright_black")]
+def _as_many_as_fit(lines: list[Text], room: int, what: str) -> list[Text]:
+    if len(lines) <= max(1, room):
+        return lines
+    shown = lines[: max(0, room - 1)]
+    return [*shown, Text(f"{'and ' if shown else ''}{len(lines) - len(shown)} more {what}", style="bright_black")]
 
 
-def _lane(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, width: int) -> Text:
+def _process_line(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, width: int) -> Text:
     line = Text(f"{first_cells(name, NAME_WIDTH - 1):<{NAME_WIDTH}}", no_wrap=True)
-    line.append_text(lane_text(spans, name, now_s, width))
+    line.append_text(timeline_text(spans, name, now_s, width))
     return line.append(f"  {first_cells(doing, DOING_WIDTH)}")
 
 

@@ -1,4 +1,4 @@
-"""What each lane did over the last minute, one character per stretch of time."""
+"""What each process did over the last minute, one character per stretch of time."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -7,31 +7,33 @@ from typing import Any
 
 from rich.text import Text
 
+from polyrhythm.observe.activity import Activity
+
 WINDOW_S = 60.0
 GLYPHS = {
-    "generate": ("█", "green"),
-    "forward_backward": ("▓", "cyan"),
-    "reduce": ("▚", "red"),
-    "update": ("▆", "magenta"),
-    "publish": ("▄", "yellow"),
-    "load": ("▒", "blue"),
-    "wait": ("·", "bright_black"),
+    Activity.GENERATE: ("█", "green"),
+    Activity.FORWARD_BACKWARD: ("▓", "cyan"),
+    Activity.REDUCE: ("▚", "red"),
+    Activity.UPDATE: ("▆", "magenta"),
+    Activity.PUBLISH: ("▄", "yellow"),
+    Activity.LOAD: ("▒", "blue"),
+    Activity.WAIT: ("·", "bright_black"),
 }
 OTHER = ("░", "white")
 
 
-def glyph(what: str) -> tuple[str, str]:
+def glyph(activity: Activity) -> tuple[str, str]:
     """Character and colour of an activity."""
-    return GLYPHS.get(what, OTHER)
+    return GLYPHS.get(activity, OTHER)
 
 
-def lane_text(spans: Iterable[dict[str, Any]], lane: str, now_s: float, width: int) -> Text:
-    """The lane's last `WINDOW_S` seconds: in each cell what took most of it; blank where nothing is known."""
+def timeline_text(spans: Iterable[dict[str, Any]], process: str, now_s: float, width: int) -> Text:
+    """The process's last `WINDOW_S` seconds: in each cell what took most of it; blank where nothing is known."""
     cell_s = WINDOW_S / width
     start_s = now_s - WINDOW_S
-    seconds: list[dict[str, float]] = [defaultdict(float) for _ in range(width)]
+    seconds: list[dict[Activity, float]] = [defaultdict(float) for _ in range(width)]
     for span in spans:
-        if span["lane"] != lane or span["end_s"] <= start_s:
+        if span["process"] != process or span["end_s"] <= start_s:
             continue
         first = max(0, int((span["start_s"] - start_s) / cell_s))
         last = min(width - 1, int((span["end_s"] - start_s) / cell_s))
@@ -39,10 +41,10 @@ def lane_text(spans: Iterable[dict[str, Any]], lane: str, now_s: float, width: i
             cell_start_s = start_s + cell * cell_s
             overlap_s = min(span["end_s"], cell_start_s + cell_s) - max(span["start_s"], cell_start_s)
             if overlap_s > 0:
-                seconds[cell][span["what"]] += overlap_s
+                seconds[cell][Activity(span["activity"])] += overlap_s
     text = Text(no_wrap=True)
     for by_activity in seconds:
-        longest, _ = max(by_activity.items(), key=itemgetter(1), default=("", 0.0))
+        longest, _ = max(by_activity.items(), key=itemgetter(1), default=(None, 0.0))
         character, colour = glyph(longest) if longest else (" ", "")
         text.append(character, style=colour)
     return text
@@ -50,5 +52,5 @@ def lane_text(spans: Iterable[dict[str, Any]], lane: str, now_s: float, width: i
 
 def legend() -> Text:
     """Every character with its meaning."""
-    entries = [Text.assemble((character, colour), f" {what}") for what, (character, colour) in GLYPHS.items()]
+    entries = [Text.assemble((character, colour), f" {activity}") for activity, (character, colour) in GLYPHS.items()]
     return Text("  ", no_wrap=True).join(entries)

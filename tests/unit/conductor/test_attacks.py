@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from polyrhythm import messages
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
-from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, TrainerReport
+from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep
+from polyrhythm.observe.activity import ActivityReport
 
 POSTS = ["/engines/join", "/engines/heartbeat", "/engines/drain", "/engines/remove", "/steps/open", "/steps/commit"]
 GETS = ["/status", "/engines", "/steps/0/groups"]
-MESSAGES = [JoinRequest, EngineName, OpenStep, CommitStep, TrainerReport]
+MESSAGES = [JoinRequest, EngineName, OpenStep, CommitStep, ActivityReport]
 
 
 async def assert_unharmed(stage) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from polyrhythm import messages
 from polyrhythm.errors import RunError
+from polyrhythm.observe.activity import Activity, ActivityReport, Span
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.types import rollout_seed
 
@@ -184,12 +185,12 @@ async def test_the_status_shows_who_waits_for_whom(make_stage):
     stage.engines[0].hold("0/0")
     await stage.open(0)
     await stage.call(
-        "POST", "/trainer/report", messages.TrainerReport("wait", [messages.Span("trainer", "load", 1.0, 2.0)])
+        "POST", "/trainer/report", ActivityReport("trainer", Activity.WAIT, [Span("trainer", Activity.LOAD, 1.0, 2.0)])
     )
     status = await stage.status()
     assert status["waiting"] == "the trainer waits for engine-0"
     assert status["trainer"]["doing"] == "wait"
-    assert {"lane": "trainer", "what": "load", "start_s": 1.0, "end_s": 2.0} in status["spans"]
+    assert {"process": "trainer", "activity": "load", "start_s": 1.0, "end_s": 2.0} in status["spans"]
     assert [(e["name"], e["state"], e["policy_version"], e["busy"]) for e in status["engines"]] == [
         ("engine-0", "ready", 0, True)
     ]

@@ -11,7 +11,7 @@ from aiohttp import web
 from polyrhythm import messages
 from polyrhythm.errors import RunError
 from polyrhythm.messages import GenerateReply
-from polyrhythm.observe.activity import Lane
+from polyrhythm.observe.activity import Activity, ActivityReport, Span
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from tests.unit.conductor.conftest import assert_undisturbed
 
@@ -321,14 +321,12 @@ async def test_a_trainer_that_only_waits_does_not_hide_a_stall(make_stage):
     stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    reports: list[messages.TrainerReport] = []
-    lane = Lane("trainer", reports.append)
 
     async def poll() -> None:
         while True:
-            with lane.doing("wait"):
-                await stage.call("POST", "/trainer/report", reports.pop())
-                await asyncio.sleep(0.1)
+            span = Span("trainer", Activity.WAIT, time.time() - 0.1, time.time())
+            await stage.call("POST", "/trainer/report", ActivityReport("trainer", Activity.WAIT, [span]))
+            await asyncio.sleep(0.1)
 
     polling = asyncio.create_task(poll())
     async with asyncio.timeout(5):
@@ -353,7 +351,7 @@ async def test_the_dump_of_a_stall_names_everybody(make_stage, caplog):
     stage = await make_stage(conductor={"stall_deadline_s": 0.5, "request_deadline_s": 30})
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/trainer/report", messages.TrainerReport("wait", []))
+    await stage.call("POST", "/trainer/report", ActivityReport("trainer", Activity.WAIT, []))
     with pytest.raises(RunError, match="the trainer waits for engine-0"):
         await stage.run
     assert "engine engine-0: ready" in caplog.text

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from polyrhythm import messages
+from polyrhythm.observe.activity import Activity, ActivityReport
 
 TWO_RANKS = {"num_ranks": 2}
 
@@ -80,7 +81,7 @@ async def test_a_rank_that_does_not_exist_gets_nothing(make_stage):
     for call in (
         stage.call("GET", "/steps/0/groups?rank=2"),
         stage.call("POST", "/steps/open", messages.OpenStep(0, rank=2)),
-        stage.call("POST", "/trainer/report", messages.TrainerReport("wait", [], lane="trainer-2")),
+        stage.call("POST", "/trainer/report", ActivityReport("trainer-2", Activity.WAIT, [])),
     ):
         status, said = await call
         assert status == 409 and b"2" in said
@@ -88,12 +89,12 @@ async def test_a_rank_that_does_not_exist_gets_nothing(make_stage):
 
 async def test_the_trainer_works_while_one_of_its_ranks_does(make_stage):
     stage = await make_stage(training=TWO_RANKS)
-    await stage.call("POST", "/trainer/report", messages.TrainerReport("wait", [], lane="trainer-0"))
-    await stage.call("POST", "/trainer/report", messages.TrainerReport("forward_backward", [], lane="trainer-1"))
+    await stage.call("POST", "/trainer/report", ActivityReport("trainer-0", Activity.WAIT, []))
+    await stage.call("POST", "/trainer/report", ActivityReport("trainer-1", Activity.FORWARD_BACKWARD, []))
     status = await stage.status()
     assert [(rank["name"], rank["doing"]) for rank in status["ranks"]] == [
         ("trainer-0", "wait"), ("trainer-1", "forward_backward"),
     ]  # fmt: skip
     assert status["trainer"]["doing"] == "forward_backward"
-    await stage.call("POST", "/trainer/report", messages.TrainerReport("reduce", [], lane="trainer-1"))
+    await stage.call("POST", "/trainer/report", ActivityReport("trainer-1", Activity.REDUCE, []))
     assert (await stage.status())["trainer"]["doing"] == "wait"

@@ -8,6 +8,7 @@ import pytest
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan, share_cores
+from polyrhythm.observe.activity import Activity
 
 PLAN = CorePlan(num_cores=8, trainer=4, engine=2)
 
@@ -52,13 +53,13 @@ async def settle(changed: Change):
 
 async def test_engines_and_trainer_are_told_when_demand_changes():
     engine, far = FakeEngine("http://127.0.0.1:1"), FakeEngine("http://192.0.2.7:1", requests={1})
-    doing, changed = ["wait"], Change()
+    doing, changed = [Activity.WAIT], Change()
     cores = CoreBalance(CorePlan(2, 1, 1), FakePool([engine, far]), lambda: doing[0], changed)
     task = asyncio.create_task(cores.run())
     engine.requests.add(1)
     await settle(changed)
     assert engine.told == [2], "the trainer waits: the engine has both cores"
-    doing[0] = "forward_backward"
+    doing[0] = Activity.FORWARD_BACKWARD
     await settle(changed)
     assert engine.told == [2, 1]
     assert cores.now.trainer == 1
@@ -72,7 +73,7 @@ async def test_engines_and_trainer_are_told_when_demand_changes():
 
 async def test_an_engine_that_cannot_be_told_is_told_again():
     engine, changed = FakeEngine("http://localhost:1", fails=True), Change()
-    cores = CoreBalance(CorePlan(2, 1, 1), FakePool([engine]), lambda: "wait", changed)
+    cores = CoreBalance(CorePlan(2, 1, 1), FakePool([engine]), lambda: Activity.WAIT, changed)
     task = asyncio.create_task(cores.run())
     await settle(changed)
     engine.fails = False

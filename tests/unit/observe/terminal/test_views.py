@@ -13,7 +13,7 @@ from polyrhythm.observe.loggers.jsonl import JsonlLogger
 from polyrhythm.observe.terminal.live import LiveView, frame_lines
 from polyrhythm.observe.terminal.plain import PlainView, step_line
 from polyrhythm.observe.terminal.summary import summary
-from polyrhythm.observe.terminal.timeline import lane_text
+from polyrhythm.observe.terminal.timeline import timeline_text
 from polyrhythm.observe.terminal.view import NoView, make_view
 
 NOW_S = 1_000_000.0
@@ -36,7 +36,7 @@ def make_status(**changes: Any) -> dict[str, Any]:
         "history": {"reward": [0.1, 0.2, 0.4], "accuracy": [0.1, 0.2, 0.3]},
         "samples": [{"prompt": "41 + 22 =", "completion": " 63\n", "reward": 1.0}],
         "waiting": "the trainer waits for engine-0",
-        "spans": [{"lane": "engine-0", "what": "generate", "start_s": NOW_S - 30, "end_s": NOW_S}],
+        "spans": [{"process": "engine-0", "activity": "generate", "start_s": NOW_S - 30, "end_s": NOW_S}],
         "failure": None,
     } | changes  # fmt: skip
 
@@ -105,19 +105,19 @@ def test_what_a_model_or_another_machine_writes_cannot_command_the_terminal(tmp_
     assert "\x1b[2J" not in console.file.getvalue() and "\x07" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_lane_shows_what_took_most_of_each_stretch() -> None:
-    def span(what: str, start_s: float, end_s: float, lane: str = "trainer") -> dict[str, Any]:
-        return {"lane": lane, "what": what, "start_s": NOW_S + start_s, "end_s": NOW_S + end_s}
+def test_a_timeline_shows_what_took_most_of_each_stretch() -> None:
+    def span(activity: str, start_s: float, end_s: float, process: str = "trainer") -> dict[str, Any]:
+        return {"process": process, "activity": activity, "start_s": NOW_S + start_s, "end_s": NOW_S + end_s}
 
     spans = [
-        span("generate", -500, 0, lane="another"),
+        span("generate", -500, 0, process="another"),
         span("load", -500, -50),
         span("wait", -40, -30),
         span("forward_backward", -30, -13),
         span("update", -13, -10),
-        span("napping", -10, 0),
+        span("checkpoint", -10, 0),
     ]
-    assert lane_text(spans, "trainer", NOW_S, 6).plain == "▒ ·▓▓░"
+    assert timeline_text(spans, "trainer", NOW_S, 6).plain == "▒ ·▓▓░"
 
 
 def test_plain_lines_come_once_per_step_and_none_is_lost(tmp_path: Path) -> None:
