@@ -32,6 +32,7 @@ from polyrhythm.config import Config
 from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
+from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +118,14 @@ def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: An
     )
     sampling = Sampling(max_tokens=COMPLETION_TOKENS, stop=("\n",), stop_token_ids=(2,))
     return Conductor(
-        config, Problems(), Text(), sampling, VOCAB_SIZE, scorer, NoLogger(), Journal(folder / "journal"), connect
+        config,
+        Problems(),
+        SingleTurn(Text(), sampling),
+        VOCAB_SIZE,
+        scorer,
+        NoLogger(),
+        Journal(folder / "journal"),
+        connect,
     )
 
 

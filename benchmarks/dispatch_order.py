@@ -17,6 +17,7 @@ from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
+from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
 SECONDS_PER_TOKEN = 0.002
@@ -92,7 +93,7 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         conductor = Conductor(
-            config, Problems(len(lengths)), TextWithIndex(), Sampling(max_tokens=2000), 50_000, InstantScorer(),
+            config, Problems(len(lengths)), SingleTurn(TextWithIndex(), Sampling(max_tokens=2000)), 50_000, InstantScorer(),
             NoLogger(), Journal(Path(folder)), lambda url: SlowEngine(lengths),
         )  # fmt: skip
         running = asyncio.create_task(conductor.run())

@@ -148,13 +148,13 @@ class Share:
 
 
 def _group(version: int, position: int):
-    from polyrhythm.types import Completion, Group, Rollout
+    from polyrhythm.types import Completion, Group, Rollout, Trace
 
     rollouts = []
     for index in range(GROUP_SIZE):
         tokens = [100 + (7 * position + 3 * index + place) % 1000 for place in range(COMPLETION)]
         completion = Completion(token_ids=tokens, rollout_logprobs=[-1.0] * COMPLETION, finish_reason="stop")
-        rollouts.append(Rollout(index, completion, version, reward=float(index % 2)))
+        rollouts.append(Rollout(index, Trace.of(completion), version, reward=float(index % 2)))
     prompt = [100 + (11 * position + place) % 1000 for place in range(PROMPT)]
     return Group(version, position, position, prompt, rollouts)
 

@@ -38,12 +38,12 @@ def measure(model: str, variant: str) -> dict[str, float | str]:
     from polyrhythm.config import load_config
     from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
-    from polyrhythm.types import Completion, Group, MicroBatch, Rollout
+    from polyrhythm.types import Completion, Group, MicroBatch, Rollout, Trace
 
     config = load_config([], {"rollout": {"groups_per_step": 8, "group_size": 8, "max_tokens": 4}, **VARIANTS[variant]})
     trainer = Trainer(config, load_policy(resolve_model(model)))
-    completion = Completion(token_ids=[32, 33, 34, 35], rollout_logprobs=[-1.0] * 4, finish_reason="stop")
-    rollouts = [Rollout(index=i, completion=completion, policy_version=0, reward=float(i % 2)) for i in range(8)]
+    trace = Trace.of(Completion(token_ids=[32, 33, 34, 35], rollout_logprobs=[-1.0] * 4, finish_reason="stop"))
+    rollouts = [Rollout(index=i, trace=trace, policy_version=0, reward=float(i % 2)) for i in range(8)]
     groups = [Group(0, position, position, list(range(100, 151)), rollouts) for position in range(8)]
     advantages = [[1.0, -1.0] * 4] * len(groups)
     trainer.begin_step(0)

@@ -1,4 +1,4 @@
-"""What flows through the system: problems out, completions back, groups on to the trainer.
+"""What flows through the system: problems out, completions back, groups of traces on to the trainer.
 
 Plain msgspec structs without torch, so that every process can import and send them.
 """
@@ -41,11 +41,68 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
 
 
+class Turn(msgspec.Struct, frozen=True):
+    """One stretch of a rollout: what it was given, then what the policy sampled after that.
+
+    Given tokens (a hint, the result of a tool) are attended to and never in the loss; sampled ones are.
+    """
+
+    given_ids: list[int]
+    token_ids: list[int]
+    rollout_logprobs: list[float]
+    finish_reason: FinishReason
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """All tokens of a rollout after its prompt. Who sampled what is the shape of the data: there is no mask to get wrong."""
+
+    turns: list[Turn]
+
+    @classmethod
+    def of(cls, completion: Completion) -> "Trace":
+        """A completion of the prompt itself: one turn that was given nothing."""
+        return cls([Turn([], completion.token_ids, completion.rollout_logprobs, completion.finish_reason)])
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Every token after the prompt, given and sampled."""
+        return [token_id for turn in self.turns for ids in (turn.given_ids, turn.token_ids) for token_id in ids]
+
+    @property
+    def sampled_mask(self) -> list[bool]:
+        """Of every token after the prompt: whether the policy sampled it."""
+        return [
+            is_sampled
+            for turn in self.turns
+            for ids, is_sampled in ((turn.given_ids, False), (turn.token_ids, True))
+            for _ in ids
+        ]
+
+    @property
+    def rollout_logprobs(self) -> list[float]:
+        """Of the sampled tokens, in their order."""
+        return [logprob for turn in self.turns for logprob in turn.rollout_logprobs]
+
+    @property
+    def num_tokens(self) -> int:
+        """Every token after the prompt: what a row of the trainer holds."""
+        return sum(len(turn.given_ids) + len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def num_sampled(self) -> int:
+        """The tokens that count in the loss, in its weights and in its divisor."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.turns[-1].finish_reason
+
+
 class Rollout(msgspec.Struct, frozen=True):
-    """One completion with its reward. `reward = None`: the reward failed, the rollout is excluded and counted."""
+    """One trace with its reward. `reward = None`: the reward failed, the rollout is excluded and counted."""
 
     index: int
-    completion: Completion
+    trace: Trace
     policy_version: int
     reward: float | None = None
 
@@ -63,8 +120,9 @@ class Group(msgspec.Struct, frozen=True):
     rollouts: list[Rollout]
 
     @property
-    def num_completion_tokens(self) -> int:
-        return sum(len(rollout.completion.token_ids) for rollout in self.rollouts)
+    def num_sampled(self) -> int:
+        """The tokens of all its rollouts that count in the loss."""
+        return sum(rollout.trace.num_sampled for rollout in self.rollouts)
 
 
 class MicroBatch(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 
 from polyrhythm.messages import GroupsReply
-from polyrhythm.types import Completion, Group, Rollout
+from polyrhythm.types import Completion, Group, Rollout, Trace
 
 VOCABULARY = 96
 
@@ -72,7 +72,7 @@ def make_group(
             rollout_logprobs=[-draw.random() for _ in range(length)],
             finish_reason="stop",
         )
-        rollouts.append(Rollout(index, completion, step if version is None else version, reward))
+        rollouts.append(Rollout(index, Trace.of(completion), step if version is None else version, reward))
     prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(2, 20))]
     return Group(step=step, position=position, problem_index=position, prompt_ids=prompt, rollouts=rollouts)
 

@@ -13,7 +13,7 @@ from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limit
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
 from polyrhythm.conductor.steps.assignment import GroupAssignment
-from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer, Text
+from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.conductor.steps.ledger import Ledger
 from polyrhythm.conductor.steps.lengths import LengthHistory
@@ -25,7 +25,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers import Logger
-from polyrhythm.types import Group, Problem, Sampling
+from polyrhythm.rollout import Rollouter
+from polyrhythm.types import Group, Problem
 
 LINGER_S = 1.0
 TICK_S = 1.0
@@ -64,8 +65,7 @@ class Conductor:
         self,
         config: Config,
         problems: Problems,
-        text: Text,
-        sampling: Sampling,
+        rollouter: Rollouter,
         vocab_size: int,
         scorer: Scorer,
         logger: Logger,
@@ -82,10 +82,9 @@ class Conductor:
         self.last_metrics: dict[str, float] = {}
         self.last_samples: list[dict[str, Any]] = []
         self._problems = problems
-        self._text = text
+        self._rollouter = rollouter
         self._settings = RequestSettings(
             config.seed,
-            sampling,
             config.conductor.request_deadline_s,
             config.conductor.max_attempts,
             config.conductor.hedge_groups,
@@ -274,7 +273,7 @@ class Conductor:
             self._event()
             longest_first = self.config.conductor.dispatch == "longest_first" and self.config.order == "completion"
             dispatcher = Dispatcher(
-                step, self.pool, self._text, self._scorer, self._settings, self._next_problem, self._group_finished,
+                step, self.pool, self._rollouter, self._scorer, self._settings, self._next_problem, self._group_finished,
                 order=self._lengths.dispatch_order(step.problems) if longest_first else None,
             )  # fmt: skip
             await dispatcher.run()
@@ -347,9 +346,9 @@ class Conductor:
             {
                 "position": position,
                 "prompt": step.problems[position].prompt,
-                "completion": self._text.decode(group.rollouts[0].completion.token_ids),
+                "completion": self._rollouter.text(group.rollouts[0].trace),
                 "reward": group.rollouts[0].reward,
-                "finish_reason": group.rollouts[0].completion.finish_reason,
+                "finish_reason": group.rollouts[0].trace.finish_reason,
             }
             for position, group in sorted(step.finished.items())[: self.config.observe.samples_per_step]
         ]

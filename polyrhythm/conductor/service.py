@@ -23,6 +23,7 @@ from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, R
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
+from polyrhythm.rollout import ROLLOUTERS
 from polyrhythm.types import Sampling
 from polyrhythm.weights.server import WeightServer
 
@@ -201,8 +202,7 @@ async def run_conductor(
             conductor = Conductor(
                 config,
                 problems=ProblemStream(task, config.seed),
-                text=tokenizer,
-                sampling=sampling_of(config, task.stop, tokenizer.eos_token_ids),
+                rollouter=ROLLOUTERS["single_turn"](tokenizer, sampling_of(config, task.stop, tokenizer.eos_token_ids)),
                 vocab_size=tokenizer.vocab_size,
                 scorer=rewards,
                 logger=logger,

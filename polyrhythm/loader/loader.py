@@ -118,7 +118,8 @@ class Step:
             return 0  # costs no forward pass
         num_prompts = len(group.rollouts) if self.config.training.share_prompt == "never" else 1
         # The last token of a completion is predicted and never read: it is not in the row.
-        return num_prompts * len(group.prompt_ids) + group.num_completion_tokens - len(group.rollouts)
+        num_own = sum(rollout.trace.num_tokens for rollout in group.rollouts) - len(group.rollouts)
+        return num_prompts * len(group.prompt_ids) + num_own
 
     def _advantages(self, group: Group) -> list[float]:
         return ADVANTAGES[self.config.algorithm.advantage]([rollout.reward or 0.0 for rollout in group.rollouts])

@@ -88,9 +88,7 @@ class Trainer:
             self._refuse_other_versions(micro_batch)
             kept = []
             for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
-                self.divisor += group_divisor(
-                    self.config.algorithm.aggregation, len(group.rollouts), group.num_completion_tokens
-                )
+                self.divisor += group_divisor(self.config.algorithm.aggregation, len(group.rollouts), group.num_sampled)
                 self.sums.add("groups", 1)
                 if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):
                     kept.append((group, advantages))
@@ -131,7 +129,7 @@ class Trainer:
         groups = [group for group, _ in kept]
         advantages = [advantages for _, advantages in kept]
         layouts = pack(
-            [(group.prompt_ids, [r.completion.token_ids for r in group.rollouts]) for group in groups],
+            [(group.prompt_ids, [r.trace.token_ids for r in group.rollouts]) for group in groups],
             share_prompt=self.models.shares_prompts,
             max_tokens=self.config.training.tokens_per_micro_batch,
         )
@@ -211,8 +209,8 @@ class Trainer:
 
 
 def _token_weights(aggregation: str, group: Group, max_tokens: int) -> list[float]:
-    total = group.num_completion_tokens
-    return [token_weight(aggregation, len(r.completion.token_ids), total, max_tokens) for r in group.rollouts]
+    total = group.num_sampled
+    return [token_weight(aggregation, r.trace.num_sampled, total, max_tokens) for r in group.rollouts]
 
 
 def _per_token(layout: Layout, values: list[list[float]]) -> Tensor:
@@ -233,7 +231,7 @@ def _per_position(layout: Layout, groups: list[Group]) -> Tensor:
     previous, position = (-1, -1), 0
     for pair in pairs:
         position = position + 1 if pair == previous else 0
-        values.append(groups[pair[0]].rollouts[pair[1]].completion.rollout_logprobs[position])
+        values.append(groups[pair[0]].rollouts[pair[1]].trace.rollout_logprobs[position])
         previous = pair
     return torch.tensor(values, dtype=torch.float32, device=layout.group_N.device)
 

@@ -16,12 +16,14 @@ LEVELS = {
     "devices": 0,
     "http": 1, "kernels": 1, "observe": 1,
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
-    "engine": 3, "conductor": 3, "loader": 3, "training": 3,
-    "chaos": 4, "cluster": 5, "train": 6, "cli": 7, "__main__": 8,
+    "rollout": 3,
+    "engine": 4, "conductor": 4, "loader": 4, "training": 4,
+    "chaos": 5, "cluster": 6, "train": 7, "cli": 8, "__main__": 9,
 }  # fmt: skip
 WITHOUT_TORCH = [
     "conductor.service",
     "loader",
+    "rollout",
     "tasks",
     "rewards",
     "rewards.sandbox.worker",

@@ -59,7 +59,7 @@ def _up_to(max_tokens: float, groups: list[Group]) -> list[Group]:
     """The first groups, as many as have no more tokens together; at least one."""
     num_tokens = 0
     for index, group in enumerate(groups):
-        num_tokens += group.num_completion_tokens + len(group.prompt_ids)
+        num_tokens += sum(rollout.trace.num_tokens for rollout in group.rollouts) + len(group.prompt_ids)
         if index and num_tokens > max_tokens:
             return groups[:index]
     return groups

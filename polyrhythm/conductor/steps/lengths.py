@@ -13,7 +13,7 @@ class LengthHistory:
         self._total = 0.0
 
     def observe(self, group: Group) -> None:
-        length = group.num_completion_tokens / len(group.rollouts)
+        length = group.num_sampled / len(group.rollouts)
         self._total += length - self._lengths.get(group.problem_index, 0.0)
         self._lengths[group.problem_index] = length
 

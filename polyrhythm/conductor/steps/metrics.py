@@ -16,7 +16,7 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
     groups = list(step.finished.values())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    lengths = [len(rollout.completion.token_ids) for rollout in rollouts]
+    lengths = [rollout.trace.num_sampled for rollout in rollouts]
     dispatched_at_s = step.dispatched_at_s if step.dispatched_at_s is not None else step.opened_at_s
     # Groups that an earlier process of the run had finished were there before the engines.
     first_group_s = max(0.0, min(step.finished_at_s.values()) - dispatched_at_s)
@@ -30,7 +30,7 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
             len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) < 2 for group in groups
         ),
         "completion/tokens_mean": fmean(lengths),
-        "completion/length_fraction": fmean(rollout.completion.finish_reason == "length" for rollout in rollouts),
+        "completion/length_fraction": fmean(rollout.trace.finish_reason == "length" for rollout in rollouts),
         "generate/tokens_per_s": sum(lengths) / last_group_s if last_group_s > 0 else 0.0,
         "generate/first_group_s": first_group_s,
         "generate/last_group_s": last_group_s,

@@ -7,7 +7,7 @@ from typing import Literal
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.conductor.steps.ledger import Ledger
-from polyrhythm.types import Completion, Group, Problem, Rollout
+from polyrhythm.types import Group, Problem, Rollout
 
 
 @dataclass(eq=False)
@@ -58,10 +58,9 @@ class Step:
 
     def finish(self, position: int, prompt_ids: list[int], rewards: Sequence[float | None], now_s: float) -> Group:
         """All rollouts of a position are in and scored: its group is ready."""
-        completions: list[Completion] = self.ledger.completions(position)
         rollouts = [
-            Rollout(index=index, completion=completion, policy_version=self.version, reward=reward)
-            for index, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
+            Rollout(index=index, trace=trace, policy_version=self.version, reward=reward)
+            for index, (trace, reward) in enumerate(zip(self.ledger.traces(position), rewards, strict=True))
         ]
         group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
         self.finished[position] = group
@@ -85,7 +84,7 @@ class Step:
         ):
             return False
         for rollout in group.rollouts:
-            self.ledger.accept(group.position, rollout.index, rollout.policy_version, rollout.completion)
+            self.ledger.accept(group.position, rollout.index, rollout.policy_version, rollout.trace)
         if self.ledger.missing(group.position):
             self.ledger.forget(group.position)
             return False

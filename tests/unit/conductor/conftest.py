@@ -22,7 +22,8 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 from polyrhythm.rewards.sandbox.frames import RewardResult
-from polyrhythm.types import Completion, Group, Problem, rollout_seed
+from polyrhythm.rollout import SingleTurn
+from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
 
 VOCAB_SIZE = 1000
 TOKENS = {"generate": "generate-token", "admin": "admin-token"}
@@ -254,7 +255,7 @@ def assert_undisturbed(stage: Stage, groups: list[Group]) -> None:
         assert [rollout.index for rollout in group.rollouts] == [0, 1]
         for rollout in group.rollouts:
             seed = rollout_seed(0, 0, group.problem_index, rollout.index)
-            assert rollout.completion == Completion([seed % 1000, 1], [-0.5, -0.25], "stop")
+            assert rollout.trace == Trace.of(Completion([seed % 1000, 1], [-0.5, -0.25], "stop"))
             assert rollout.policy_version == 0
 
 
@@ -283,8 +284,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
             conductor = Conductor(
                 config,
                 problems=NumberedProblems(),
-                text=WordlessText(),
-                sampling=sampling_of(config, ("\n",), (2,)),
+                rollouter=SingleTurn(WordlessText(), sampling_of(config, ("\n",), (2,))),
                 vocab_size=VOCAB_SIZE,
                 scorer=scorer,
                 logger=logger,

@@ -37,8 +37,8 @@ async def test_completions_are_those_of_the_rollouts_own_seeds(make_stage):
     await stage.open(0)
     for group in await stage.all_groups(0):
         for rollout in group.rollouts:
-            assert rollout.completion.token_ids[0] == rollout_seed(0, 0, group.problem_index, rollout.index) % 1000
-            assert rollout.reward == rollout.completion.token_ids[0] % 2
+            assert rollout.trace.token_ids[0] == rollout_seed(0, 0, group.problem_index, rollout.index) % 1000
+            assert rollout.reward == rollout.trace.token_ids[0] % 2
 
 
 async def test_the_first_group_is_handed_out_before_the_last_is_finished(make_stage):

@@ -37,7 +37,7 @@ def test_training_starts_before_the_last_group_is_finished():
 
 def test_an_idle_trainer_takes_what_is_ready_and_a_full_budget_makes_a_micro_batch():
     groups = [make_group(position) for position in (0, 1, 2, 4, 5)]  # all with reward variance
-    cost = [len(group.prompt_ids) + group.num_completion_tokens - len(group.rollouts) for group in groups]
+    cost = [len(group.prompt_ids) + group.num_sampled - len(group.rollouts) for group in groups]
     budget = cost[0] + cost[1]
     source = ScriptedSource([groups[:3], groups[3:]])
     batches = run_step(source, config_for(5, training={"tokens_per_micro_batch": budget}))

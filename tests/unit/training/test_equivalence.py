@@ -150,7 +150,7 @@ def test_groups_without_variance_cost_no_forward_pass_but_count_in_the_divisor(t
     trainer.models.score = None  # a forward pass would fail
     trainer.forward_backward(MicroBatch(version=0, groups=flat, advantages=[[0.0] * 4 for _ in flat]))
     assert trainer.metrics()["groups/skipped"] == len(flat)
-    assert trainer.divisor == sum(group.num_completion_tokens for group in flat)
+    assert trainer.divisor == sum(group.num_sampled for group in flat)
 
 
 def test_a_group_from_an_older_policy_is_refused():

@@ -56,7 +56,7 @@ def test_by_demand_the_rank_that_asks_gets_its_part_and_the_faster_one_gets_more
 @pytest.mark.parametrize("first", ["slow", "fast"])
 def test_a_slow_rank_that_asks_first_does_not_keep_what_a_fast_one_could_train_on(first):
     """Three times slower, and 12 groups at once: whoever begins, it gets a quarter of them."""
-    one_group = max(len(group.prompt_ids) + group.num_completion_tokens for group in GROUPS)
+    one_group = max(len(group.prompt_ids) + group.num_sampled for group in GROUPS)
     dealt = GroupAssignment(2, one_group, in_turn=False)
     seconds, ranks = {"slow": 3, "fast": 1}, {"slow": 0, "fast": 1}
     free_at, num = {name: 0 if name == first else 0.1 for name in seconds}, {"slow": 0, "fast": 0}

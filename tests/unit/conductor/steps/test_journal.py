@@ -1,12 +1,11 @@
 from polyrhythm.conductor.steps.journal import Journal
-from polyrhythm.types import Completion, Group, Rollout
+from polyrhythm.types import Completion, Group, Rollout, Trace, Turn
 
 
 def make_group(step: int, position: int) -> Group:
-    completion = Completion(token_ids=[1], rollout_logprobs=[-0.125], finish_reason="stop")
-    return Group(
-        step, position, position, [5, 6], [Rollout(0, completion, step, 0.5), Rollout(1, completion, step, None)]
-    )
+    single = Trace.of(Completion(token_ids=[1], rollout_logprobs=[-0.125], finish_reason="stop"))
+    double = Trace([*single.turns, Turn([7, 8], [9], [-0.25], "length")])
+    return Group(step, position, position, [5, 6], [Rollout(0, single, step, 0.5), Rollout(1, double, step, None)])
 
 
 def test_what_was_written_is_read_by_the_next_process(tmp_path):

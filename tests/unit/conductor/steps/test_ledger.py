@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrhythm.conductor.steps.ledger import Ledger, Verdict
-from polyrhythm.types import Completion
+from polyrhythm.types import Completion, Trace, Turn
 
-GOOD = Completion(token_ids=[1, 2], rollout_logprobs=[-0.1, -0.2], finish_reason="stop")
+GOOD = Trace.of(Completion(token_ids=[1, 2], rollout_logprobs=[-0.1, -0.2], finish_reason="stop"))
 
 
 def make_ledger(num_groups: int = 2, group_size: int = 2) -> Ledger:
@@ -20,7 +20,7 @@ def test_a_group_is_complete_when_all_its_rollouts_are_in():
     assert ledger.missing(0) == [0]
     assert ledger.accept(0, 0, 3, GOOD)[0] is Verdict.ACCEPTED
     assert ledger.missing(0) == []
-    assert ledger.completions(0) == [GOOD, GOOD]
+    assert ledger.traces(0) == [GOOD, GOOD]
     assert not ledger.is_complete
 
 
@@ -33,30 +33,35 @@ def test_a_rollout_of_another_version_is_refused_and_counted(version):
 
 def test_the_first_rollout_of_an_id_counts_and_later_ones_are_dropped():
     ledger = make_ledger()
-    other = Completion(token_ids=[9], rollout_logprobs=[-1.0], finish_reason="length")
+    other = Trace.of(Completion(token_ids=[9], rollout_logprobs=[-1.0], finish_reason="length"))
     ledger.accept(0, 0, 3, GOOD)
     assert ledger.accept(0, 0, 3, other)[0] is Verdict.DUPLICATE
     ledger.accept(0, 1, 3, GOOD)
-    assert ledger.completions(0) == [GOOD, GOOD]
+    assert ledger.traces(0) == [GOOD, GOOD]
     assert (ledger.num_duplicates, ledger.num_accepted) == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("completion", "reason"),
+    ("trace", "reason"),
     [
-        (Completion([], [], "stop"), "empty"),
-        (Completion([1], [-0.1, -0.2], "stop"), "1 token ids and 2 log-probabilities"),
-        (Completion([1] * 4, [-0.1] * 4, "length"), "4 tokens where 3 were asked for"),
-        (Completion([1], [math.nan], "stop"), "not finite"),
-        (Completion([1], [-math.inf], "stop"), "not finite"),
-        (Completion([10], [-0.1], "stop"), "outside the vocabulary"),
-        (Completion([-1], [-0.1], "stop"), "outside the vocabulary"),
-        (Completion([1], [-0.1], "abort"), "abort"),  # type: ignore[arg-type]
+        (Trace.of(Completion([], [], "stop")), "empty"),
+        (Trace.of(Completion([1], [-0.1, -0.2], "stop")), "1 token ids and 2 log-probabilities"),
+        (Trace.of(Completion([1] * 4, [-0.1] * 4, "length")), "4 tokens where 3 were asked for"),
+        (Trace.of(Completion([1], [math.nan], "stop")), "not finite"),
+        (Trace.of(Completion([1], [-math.inf], "stop")), "not finite"),
+        (Trace.of(Completion([10], [-0.1], "stop")), "outside the vocabulary"),
+        (Trace.of(Completion([-1], [-0.1], "stop")), "outside the vocabulary"),
+        (Trace.of(Completion([1], [-0.1], "abort")), "abort"),  # type: ignore[arg-type]
+        (Trace([]), "the trace is empty"),
+        (Trace([*GOOD.turns, Turn([3], [], [], "stop")]), "the completion is empty"),
+        (Trace([*GOOD.turns, Turn([3], [4, 5], [-0.1, -0.2], "stop")]), "4 tokens where 3 were asked for"),
+        (Trace([*GOOD.turns, Turn([10], [4], [-0.1], "stop")]), "outside the vocabulary"),
+        (Trace([*GOOD.turns, Turn([3], [4], [math.nan], "stop")]), "not finite"),
     ],
 )
-def test_a_malformed_rollout_is_refused_with_the_reason(completion, reason):
+def test_a_malformed_rollout_is_refused_with_the_reason(trace, reason):
     ledger = make_ledger()
-    verdict, said = ledger.accept(0, 0, 3, completion)
+    verdict, said = ledger.accept(0, 0, 3, trace)
     assert verdict is Verdict.MALFORMED
     assert reason in said
     assert (ledger.num_malformed, ledger.num_refused, ledger.num_accepted) == (1, 1, 0)
@@ -80,9 +85,15 @@ def test_whatever_arrives_each_rollout_is_in_at_most_once(offers):
     ledger = make_ledger(num_groups=3, group_size=4)
     valid = set()
     for position, index, version, is_good in offers:
-        ledger.accept(position, index, version, GOOD if is_good else Completion([], [], "stop"))
+        ledger.accept(position, index, version, GOOD if is_good else Trace.of(Completion([], [], "stop")))
         if version == 3 and is_good:
             valid.add((position, index))
     assert ledger.num_accepted == len(valid)
     assert ledger.num_accepted + ledger.num_duplicates + ledger.num_refused == len(offers)
     assert {(p, i) for p in range(3) for i in range(4)} - valid == {(p, i) for p in range(3) for i in ledger.missing(p)}
+
+
+def test_given_tokens_do_not_count_as_tokens_that_were_asked_for():
+    ledger = make_ledger()
+    trace = Trace([*GOOD.turns, Turn([3] * 20, [4], [-0.1], "stop")])
+    assert ledger.accept(0, 0, 3, trace)[0] is Verdict.ACCEPTED

@@ -1,10 +1,10 @@
 from polyrhythm.conductor.steps.lengths import LengthHistory
-from polyrhythm.types import Completion, Group, Problem, Rollout
+from polyrhythm.types import Completion, Group, Problem, Rollout, Trace
 
 
 def group(problem_index: int, *lengths: int) -> Group:
-    completions = [Completion([1] * length, [-1.0] * length, "stop") for length in lengths]
-    return Group(0, 0, problem_index, [1], [Rollout(i, c, 0) for i, c in enumerate(completions)])
+    traces = [Trace.of(Completion([1] * length, [-1.0] * length, "stop")) for length in lengths]
+    return Group(0, 0, problem_index, [1], [Rollout(i, trace, 0) for i, trace in enumerate(traces)])
 
 
 def order_of(history: LengthHistory, *indices: int) -> list[int]:
