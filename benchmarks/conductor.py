@@ -26,9 +26,11 @@ from aiohttp import web
 
 from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
+from polyrhythm.http.async_client import open_session
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
@@ -40,7 +42,7 @@ GROUP_SIZE = 8
 COMPLETION_TOKENS = 64
 PROMPT_IDS = list(range(1000, 1200))
 VOCAB_SIZE = 50_000
-TOKENS = {"generate": "g", "admin": "a"}
+CREDENTIALS = Credentials({"generate": "g", "admin": "a"})
 DEADLINE_S = 600.0
 
 
@@ -178,7 +180,7 @@ async def measure(num_rollouts: int, num_engines: int, over_http: bool, with_wor
             urls = servers.urls
 
             def connect(url: str) -> HttpEngineClient:
-                return HttpEngineClient(session, url.partition("?")[0], TOKENS)
+                return HttpEngineClient(session, url.partition("?")[0], CREDENTIALS)
 
             async def open_gate() -> None:
                 servers.open_gate()

@@ -23,10 +23,11 @@ from typing import Any
 import environments
 
 from polyrhythm.cluster.cores import process_environment
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.weights.pretrained import resolve_model
 
 DEADLINE_S = 1800.0
-TOKENS = {"generate": "benchmark", "admin": "benchmark-admin"}
+CREDENTIALS = Credentials({"generate": "benchmark", "admin": "benchmark-admin"})
 Figures = dict[str, float]
 
 
@@ -141,11 +142,11 @@ async def _measure_ours(options: argparse.Namespace) -> Figures:
         return [messages.GenerateRequest(str(g), 0, prompts[g], seeds[g], sampling) for g in range(options.groups)]
 
     async with InferenceEngine(Path(options.model), config, stop_at_eos=False) as engine:
-        runner = web.AppRunner(make_app(engine, TOKENS), access_log=None)
+        runner = web.AppRunner(make_app(engine, CREDENTIALS), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/generate"
-        headers = {"Authorization": f"Bearer {TOKENS['generate']}", "Content-Type": messages.CONTENT_TYPE}
+        headers = {"Authorization": f"Bearer {CREDENTIALS['generate']}", "Content-Type": messages.CONTENT_TYPE}
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
 
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:

@@ -43,14 +43,14 @@ def train(
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
-    url, token = run.wait_for_conductor(), run.credentials()["admin"]
-    client, name = ConductorClient(url, token, rank), config.training.rank_names[rank]
-    recorder = _recorder(run, name, ConductorClient(url, token, rank), rank)
+    url, credential = run.wait_for_conductor(), run.credentials()["admin"]
+    client, name = ConductorClient(url, credential, rank), config.training.rank_names[rank]
+    recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
     with recorder.doing(Activity.START):
         ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, ranks)
         if cores_follow_demand(config):
-            ThreadFollower(ConductorClient(url, token).threads).follow(trainer.policy, trainer.optimizer.adamw)
+            ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.adamw)
         checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
         if run.first_step > 0:
             checkpoints.load(run.first_step)

@@ -14,6 +14,7 @@ from polyrhythm.cluster.cores import num_cores, plan_threads, process_environmen
 from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
 from polyrhythm.config import Config, EngineConfig
 from polyrhythm.errors import UserError
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
 from polyrhythm.weights.pretrained import BUILTIN_MODELS, resolve_model
 
@@ -39,7 +40,7 @@ def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any,
         name=name,
         host=LOOPBACK,
         port=0,
-        tokens=run.credentials(),
+        credentials=run.credentials(),
         config=config.engine.model_copy(update={"threads": threads}),
         join_url=run.wait_for_conductor(),
         ready=lambda url: run.announce(name, url),
@@ -64,8 +65,8 @@ async def joining_engine(
         raise UserError(
             f"--host {host} says nothing to the conductor: give the address at which it reaches this engine"
         )
-    tokens = read_run_tokens(token_file)
-    info = RunAdmin(url, tokens["admin"]).info()
+    credentials = read_run_credentials(token_file)
+    info = RunAdmin(url, credentials["admin"]).info()
     model_dir = _find_model(info, model)
     num_threads = num_threads or num_cores()
     os.environ.update(process_environment(num_threads))
@@ -79,11 +80,11 @@ async def joining_engine(
     ) as root:
         await run_engine(
             model_dir=model_dir,
-            store=DownloadingStore(Path(root), url, tokens["admin"], info.load_deadline_s, shared_root),
+            store=DownloadingStore(Path(root), url, credentials["admin"], info.load_deadline_s, shared_root),
             name=name,
             host=host,
             port=port,
-            tokens=tokens,
+            credentials=credentials,
             config=EngineConfig(**info.engine).model_copy(update={"threads": num_threads}),
             join_url=url,
             ready=lambda here: print(f"engine {name} at {here} joins the run at {url}", flush=True),
@@ -91,19 +92,23 @@ async def joining_engine(
         )
 
 
-def read_run_tokens(path: Path) -> dict[str, str]:
-    """The tokens of a run: its `tokens.json`, or a copy that only the owner can read."""
+def read_run_credentials(path: Path) -> Credentials:
+    """The credentials of a run: its `tokens.json`, or a copy that only the owner can read."""
     try:
         content, mode = json.loads(path.read_text()), path.stat().st_mode
     except OSError as error:
         raise UserError(f"--token-file {path} cannot be read: {error.strerror}") from None
     except ValueError:
         content, mode = None, 0
-    if not isinstance(content, dict) or not all(isinstance(content.get(scope), str) for scope in SCOPES):
+    if not isinstance(content, dict) or not all(_is_secret(content.get(scope)) for scope in SCOPES):
         raise UserError(f"--token-file {path} is not the tokens.json of a run: copy it from the run's folder")
     if mode & 0o077:
         raise UserError(f"--token-file {path} can be read by others: chmod 600 {path}")
-    return {scope: content[scope] for scope in SCOPES}
+    return Credentials({scope: content[scope] for scope in SCOPES})
+
+
+def _is_secret(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _find_model(info: RunInfo, model: str | None) -> Path:

@@ -17,10 +17,12 @@ from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
 from polyrhythm.errors import AnotherFailed, UserError
+from polyrhythm.http.credentials import Credentials
 
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "polyrhythm-"
 SCOPES = ("generate", "admin")
+CREDENTIALS_FILE = "tokens.json"
 CONDUCTOR_DEADLINE_S = 60.0
 
 
@@ -55,7 +57,7 @@ class RunFolder:
         run.logs.mkdir()
         run.processes.mkdir()
         save_config(config, run.path / "config.json")
-        run._write_secret("tokens.json", {scope: secrets.token_urlsafe(32) for scope in SCOPES})
+        run._write_secret(CREDENTIALS_FILE, {scope: secrets.token_urlsafe(32) for scope in SCOPES})
         try:
             store_root = _choose_store_root(config, run.path, model_dir)
         except UserError:
@@ -99,8 +101,8 @@ class RunFolder:
             raise Unreachable(f"the run in {self.path} has no conductor yet")
         return RunAdmin(url, self.credentials()["admin"], deadline_s)
 
-    def credentials(self) -> dict[str, str]:
-        return json.loads((self.path / "tokens.json").read_text())
+    def credentials(self) -> Credentials:
+        return Credentials(self._read(CREDENTIALS_FILE))
 
     @property
     def model_dir(self) -> Path:

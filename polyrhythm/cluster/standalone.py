@@ -9,10 +9,11 @@ from typing import Any
 from polyrhythm.cluster.cores import num_cores, process_environment
 from polyrhythm.config import EngineConfig
 from polyrhythm.errors import UserError
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.weights.pretrained import resolve_model
 
-_MIN_TOKEN_LENGTH = 16
+_MIN_CREDENTIAL_LENGTH = 16
 
 
 def standalone_engine(
@@ -23,7 +24,7 @@ def standalone_engine(
         raise UserError(
             f"--host {host} is open to other machines: give --token-file FILE with the token they must send"
         )
-    tokens = None if token_file is None else {"generate": read_token(token_file)}
+    credentials = None if token_file is None else Credentials({"generate": read_credential(token_file)})
     model_dir = resolve_model(model)
     Tokenizer(model_dir)  # a folder without one could not answer: say so now, not at the first request
     num_threads = num_threads or num_cores()
@@ -37,7 +38,7 @@ def standalone_engine(
         name="standalone",
         host=host,
         port=port,
-        tokens=tokens,
+        credentials=credentials,
         config=EngineConfig(threads=num_threads),
         join_url=None,
         ready=lambda url: print(_how_to_call(url, name, token_file), flush=True),
@@ -52,20 +53,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_token(path: Path) -> str:
+def read_credential(path: Path) -> str:
     """The token in a file of one line that only its owner can read."""
     try:
-        token, mode = path.read_text(encoding="ascii").strip(), path.stat().st_mode
+        credential, mode = path.read_text(encoding="ascii").strip(), path.stat().st_mode
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not plain text"
         raise UserError(f"--token-file {path} cannot be read: {reason}") from None
     if mode & 0o077:
         raise UserError(f"--token-file {path} can be read by others: chmod 600 {path}")
-    if len(token) < _MIN_TOKEN_LENGTH or len(token.split()) != 1:
+    if len(credential) < _MIN_CREDENTIAL_LENGTH or len(credential.split()) != 1:
         raise UserError(
-            f"--token-file {path} must hold one token of at least {_MIN_TOKEN_LENGTH} characters, such as from openssl rand -hex 32"
+            f"--token-file {path} must hold one token of at least {_MIN_CREDENTIAL_LENGTH} characters, such as from openssl rand -hex 32"
         )
-    return token
+    return credential
 
 
 def _how_to_call(url: str, name: str, token_file: Path | None) -> str:

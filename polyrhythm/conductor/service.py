@@ -12,12 +12,14 @@ from yarl import URL
 
 from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor, Conflict, Dismissed, RunFailed
-from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.conductor.status import engine_status, run_status
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
+from polyrhythm.http.async_client import open_session
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.guard import ConnectionGuard
 from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest
 from polyrhythm.observe.activity import ActivityReport
@@ -182,7 +184,7 @@ async def run_conductor(
     run_dir: Path,
     model_dir: Path,
     store_root: Path,
-    tokens: dict[str, str],
+    credentials: Credentials,
     port: int,
     ready: Callable[[str], None],
     cores: CorePlan | None = None,
@@ -207,11 +209,13 @@ async def run_conductor(
                 scorer=rewards,
                 logger=logger,
                 journal=Journal(run_dir / "journal"),
-                connect=lambda url: HttpEngineClient(session, url, tokens),
+                connect=lambda url: HttpEngineClient(session, url, credentials),
                 cores=cores,
             )
             weights = WeightServer(store_root, config.weights.load_deadline_s)
-            service = Service(conductor, tokens["admin"], _run_info(config, model_dir, store_root), weights.routes())
+            service = Service(
+                conductor, credentials["admin"], _run_info(config, model_dir, store_root), weights.routes()
+            )
             await serve(conductor, service, config.conductor.host, port, ready)
 
 

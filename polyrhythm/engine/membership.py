@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 
-import aiohttp
-
 from polyrhythm import messages
 from polyrhythm.errors import RunError
+from polyrhythm.http.async_client import AsyncClient, open_session
+from polyrhythm.http.errors import ErrorReply, NoAnswer
 
 JOIN_DEADLINE_S = 30.0
 CALL_DEADLINE_S = 10.0
@@ -18,15 +18,15 @@ UNKNOWN, DISMISSED = 409, 410
 log = logging.getLogger(__name__)
 
 
-async def stay_in_run(url: str, me: messages.JoinRequest, token: str, lease_s: float) -> None:
+async def stay_in_run(url: str, me: messages.JoinRequest, credential: str, lease_s: float) -> None:
     """Returns when the run lets this engine go; RunError when the conductor was out of reach for the whole lease."""
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
-    timeout = aiohttp.ClientTimeout(total=min(CALL_DEADLINE_S, lease_s))
+    deadline_s = min(CALL_DEADLINE_S, lease_s)
     is_member, patience_s, heard_s = False, JOIN_DEADLINE_S, time.monotonic()
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+    async with open_session() as session:
+        conductor = AsyncClient(session, url, peer=f"the conductor at {url}")
         while True:
             path = "/engines/heartbeat" if is_member else "/engines/join"
-            status, said = await _call(session, url + path, me)
+            status, said = await _call(conductor, path, me, credential, deadline_s)
             if status == DISMISSED:
                 log.warning("%s leaves %s: %s", me.name, url, said)
                 return
@@ -43,13 +43,14 @@ async def stay_in_run(url: str, me: messages.JoinRequest, token: str, lease_s: f
             await asyncio.sleep(RETRY_S)
 
 
-async def _call(session: aiohttp.ClientSession, url: str, me: messages.JoinRequest) -> tuple[int, str]:
+async def _call(
+    conductor: AsyncClient, path: str, me: messages.JoinRequest, credential: str, deadline_s: float
+) -> tuple[int, str]:
     """Status and text of the answer; status 0 if there is none."""
     try:
-        async with session.post(url, data=messages.encode(me), allow_redirects=False) as reply:
-            text = (await reply.content.read(200)).decode(errors="replace")
-            return reply.status, text if reply.status < 300 else f"status {reply.status}: {text}"
-    except TimeoutError:
-        return 0, "no answer"
-    except aiohttp.ClientError as error:
+        await conductor.call("POST", path, me, credential=credential, deadline_s=deadline_s, is_idempotent=True)
+        return 200, ""
+    except ErrorReply as error:
+        return error.status, f"status {error.status}: {error.said}"
+    except NoAnswer as error:
         return 0, str(error)

@@ -4,7 +4,6 @@ Under `/v1` both are JSON in the shape of the OpenAI API.
 """
 
 import asyncio
-import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -25,6 +24,7 @@ from polyrhythm.engine.openai.replies import error_body, json_response, refusal_
 from polyrhythm.engine.refusals import Refused
 from polyrhythm.errors import RunError
 from polyrhythm.http.body import read_body
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.guard import ConnectionGuard
 from polyrhythm.http.listener import Listener
 from polyrhythm.weights.store import SnapshotError, WeightStore
@@ -33,7 +33,7 @@ _CLOSE_DEADLINE_S = 5.0
 
 ENGINE = web.AppKey("engine", InferenceEngine)
 GUARD = web.AppKey("guard", ConnectionGuard)
-TOKENS: web.AppKey[dict[str, str] | None] = web.AppKey("tokens")
+CREDENTIALS: web.AppKey[Credentials | None] = web.AppKey("credentials")
 METRICS = web.AppKey("metrics", prometheus.RequestMetrics)
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 def make_app(
     engine: InferenceEngine,
-    tokens: dict[str, str] | None,
+    credentials: Credentials | None,
     api: OpenAiApi | None = None,
     outermost: Sequence[Middleware] = (),
 ) -> web.Application:
     """The routes of an engine, with those of the OpenAI API if there is one.
 
-    `tokens` holds those of the scopes "generate" and "admin"; admin may do everything. Without tokens anybody may
+    `credentials` holds those of the scopes "generate" and "admin"; admin may do everything. Without credentials anybody may
     generate and nobody administrate.
     """
     app = web.Application(
@@ -57,7 +57,7 @@ def make_app(
     )
     app[ENGINE] = engine
     app[GUARD] = ConnectionGuard()
-    app[TOKENS] = tokens
+    app[CREDENTIALS] = credentials
     app[METRICS] = prometheus.RequestMetrics()
     app.router.add_get("/health", _health)
     app.router.add_get("/status", _needs("generate", _status))
@@ -77,7 +77,7 @@ async def run_engine(
     name: str,
     host: str,
     port: int,
-    tokens: dict[str, str] | None,
+    credentials: Credentials | None,
     config: EngineConfig,
     join_url: str | None,
     ready: Callable[[str], None],
@@ -95,7 +95,7 @@ async def run_engine(
     async with Listener(host, port) as listener, InferenceEngine(model_dir, config, store=store) as engine:
         outermost = [fault_middleware(engine)] if fault_middleware else []
         api = OpenAiApi(engine, model_dir, model_name or model_dir.name)
-        app = make_app(engine, tokens, api, outermost)
+        app = make_app(engine, credentials, api, outermost)
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -108,9 +108,9 @@ async def run_engine(
             url = await listener.open(runner.server)
             ready(url)
             async with app[GUARD].watching(runner.server):
-                if join_url is not None and tokens is not None:
+                if join_url is not None and credentials is not None:
                     me = messages.JoinRequest(name, url)
-                    await _while_it_works(engine, stay_in_run(join_url, me, tokens["admin"], lease_s))
+                    await _while_it_works(engine, stay_in_run(join_url, me, credentials["admin"], lease_s))
                 else:
                     await _while_it_works(engine, asyncio.Event().wait())
         finally:
@@ -136,14 +136,11 @@ def _needs(scope: str, handler: Handler) -> Handler:
     """The handler behind a check of the bearer token, in time that does not depend on the token given."""
 
     async def checked(request: web.Request) -> web.StreamResponse:
-        tokens = request.app[TOKENS]
-        if tokens is None and scope == "generate":
+        credentials = request.app[CREDENTIALS]
+        if credentials is None and scope == "generate":
             request.app[GUARD].admit(request)
             return await handler(request)
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        matching = [
-            name for name, token in (tokens or {}).items() if hmac.compare_digest(given, f"Bearer {token}".encode())
-        ]
+        matching = credentials.scopes_of(request.headers.get("Authorization", "")) if credentials else set()
         if not matching:
             raise web.HTTPUnauthorized(text="a valid token is needed")
         if scope not in matching and "admin" not in matching:

@@ -1,15 +1,13 @@
 """The trainer's line to the conductor: blocking HTTP, one kept connection, a deadline on every request."""
 
-import http.client
-import time
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any
 
 from polyrhythm import messages
 from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.http.client import BlockingClient
+from polyrhythm.http.errors import ErrorReply, NoAnswer
 from polyrhythm.observe.activity import ActivityReport
 
-T = TypeVar("T")
 LONG_POLL_S = 20.0
 GRACE_S = 30.0
 REPORT_DEADLINE_S = 5.0
@@ -20,13 +18,11 @@ RUN_FAILED = 503
 
 
 class ConductorClient:
-    """Sends the messages of `wire` and returns the decoded answers; trouble is a RunError that says whose."""
+    """Sends `messages` and returns the decoded answers; trouble is a RunError that says whose."""
 
-    def __init__(self, url: str, token: str, rank: int = 0):
+    def __init__(self, url: str, credential: str, rank: int = 0):
         self._rank = rank
-        address = urlsplit(url)
-        self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=GRACE_S)
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
+        self._client = BlockingClient(url, credential, peer="the conductor")
 
     def open_step(self, version: int, deadline_s: float) -> None:
         if self._rank > 0:
@@ -51,34 +47,14 @@ class ConductorClient:
         ).num_threads
 
     def close(self) -> None:
-        self._connection.close()
+        self._client.close()
 
     def _call(self, method: str, path: str, message: Any, deadline_s: float) -> bytes:
-        body = None if message is None else messages.encode(message)
         try:
-            status, content = self._exchange(method, path, body, deadline_s)
-        except TimeoutError:
-            raise AnotherFailed(f"the conductor did not answer {method} {path} within {deadline_s:.0f} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise AnotherFailed(f"the conductor cannot be reached: {error or type(error).__name__}") from None
-        if status != 200:
-            failed = AnotherFailed if status == RUN_FAILED else RunError
-            raise failed(f"the conductor answered {status}: {content.decode(errors='replace').strip()}")
-        return content
-
-    def _exchange(self, method: str, path: str, body: bytes | None, deadline_s: float) -> tuple[int, bytes]:
-        started = time.monotonic()
-        for attempt in (1, 2):
-            self._connection.timeout = deadline_s
-            if self._connection.sock is not None:
-                self._connection.sock.settimeout(deadline_s)
-            try:
-                self._connection.request(method, path, body, self._headers)
-                response = self._connection.getresponse()
-                return response.status, response.read()
-            except (ConnectionError, http.client.BadStatusLine):
-                # A kept connection may have been closed while idle. Every request is idempotent, so once more is safe.
-                self._connection.close()
-                if attempt == 2 or time.monotonic() - started > deadline_s:
-                    raise
-        raise AssertionError("unreachable")
+            # The conductor takes every message twice without harm.
+            return self._client.call(method, path, message, deadline_s=deadline_s, is_idempotent=True)
+        except NoAnswer as error:
+            raise AnotherFailed(str(error)) from None
+        except ErrorReply as error:
+            failed = AnotherFailed if error.status == RUN_FAILED else RunError
+            raise failed(str(error)) from None

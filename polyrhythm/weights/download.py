@@ -1,15 +1,15 @@
 """Weights for an engine on another machine: from the run's folder if it can be read here, else over HTTP."""
 
-import http.client
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
+from polyrhythm.http.client import BlockingClient
+from polyrhythm.http.errors import CallFailed, DeadlinePassed, ErrorReply
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
     WEIGHTS_FILE,
@@ -19,9 +19,7 @@ from polyrhythm.weights.snapshot import (
 )
 from polyrhythm.weights.store import WeightStore
 
-SOCKET_DEADLINE_S = 30.0
 MAX_MANIFEST_BYTES = 64 * 2**20
-PIECE_BYTES = 2**20
 
 
 class DownloadingStore(WeightStore):
@@ -30,10 +28,10 @@ class DownloadingStore(WeightStore):
     What arrives is verified by the ordinary load: sizes and digests of the manifest, then names, shapes and types.
     """
 
-    def __init__(self, root: Path, url: str, token: str, deadline_s: float, shared_root: Path | None = None):
+    def __init__(self, root: Path, url: str, credential: str, deadline_s: float, shared_root: Path | None = None):
         super().__init__(root)
         self._url = url
-        self._token = token
+        self._credential = credential
         self._deadline_s = deadline_s
         self._shared_root = shared_root
 
@@ -44,7 +42,7 @@ class DownloadingStore(WeightStore):
             return
         if not self.folder(version).exists():
             self._make_room()
-            download_snapshot(self._url, self._token, version, self.root, self._deadline_s)
+            download_snapshot(self._url, self._credential, version, self.root, self._deadline_s)
         try:
             super().load_into_tensors(targets, version)
         except SnapshotError:
@@ -56,46 +54,35 @@ class DownloadingStore(WeightStore):
             shutil.rmtree(self.folder(version), ignore_errors=True)
 
 
-def download_snapshot(url: str, token: str, version: int, root: Path, deadline_s: float) -> Path:
+def download_snapshot(url: str, credential: str, version: int, root: Path, deadline_s: float) -> Path:
     """Get a version from a weight server; its folder appears by one rename when all bytes are there."""
     target = snapshot_folder(root, version)
     incoming = root / f".incoming-{target.name}"
     shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True)
     until_s = time.monotonic() + deadline_s
+    client = BlockingClient(url, credential, peer=f"the conductor at {url}")
     try:
-        num_bytes = _fetch(url, token, version, incoming / MANIFEST_FILE, MAX_MANIFEST_BYTES, until_s)
+        _fetch(client, version, incoming / MANIFEST_FILE, MAX_MANIFEST_BYTES, until_s)
         manifest = decode_manifest((incoming / MANIFEST_FILE).read_bytes(), version)
-        num_bytes = _fetch(url, token, version, incoming / WEIGHTS_FILE, manifest.num_bytes, until_s)
+        num_bytes = _fetch(client, version, incoming / WEIGHTS_FILE, manifest.num_bytes, until_s)
         if num_bytes != manifest.num_bytes:
             raise SnapshotError(f"weights v{version} came with {num_bytes} of {manifest.num_bytes} bytes")
         os.rename(incoming, target)
-    except (OSError, http.client.HTTPException) as error:
-        said = str(error) or type(error).__name__
+    except DeadlinePassed:
+        raise SnapshotError(f"weights v{version} did not arrive from {url} in time") from None
+    except (OSError, CallFailed) as error:
+        said = f"status {error.status}" if isinstance(error, ErrorReply) else str(error)
         raise SnapshotError(f"weights v{version} could not be downloaded from {url}: {said}") from None
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
     return target
 
 
-def _fetch(url: str, token: str, version: int, path: Path, max_bytes: int, until_s: float) -> int:
+def _fetch(client: BlockingClient, version: int, path: Path, max_bytes: int, until_s: float) -> int:
     """Write one file of a version and return its size; more bytes than it may have are not taken."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=SOCKET_DEADLINE_S)
-    try:
-        connection.request("GET", f"/weights/{version}/{path.name}", headers={"Authorization": f"Bearer {token}"})
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SnapshotError(f"weights v{version} could not be downloaded from {url}: status {response.status}")
-        num_bytes = 0
-        with open(path, "wb") as file:
-            while piece := response.read1(PIECE_BYTES):
-                num_bytes += len(piece)
-                if num_bytes > max_bytes:
-                    raise SnapshotError(f"{path.name} of weights v{version} has more than {max_bytes} bytes")
-                if time.monotonic() > until_s:
-                    raise SnapshotError(f"weights v{version} did not arrive from {url} in time")
-                file.write(piece)
-        return num_bytes
-    finally:
-        connection.close()
+    left_s = until_s - time.monotonic()
+    with open(path, "wb") as file:
+        for piece in client.stream(f"/weights/{version}/{path.name}", max_bytes=max_bytes, deadline_s=left_s):
+            file.write(piece)
+        return file.tell()

@@ -29,7 +29,6 @@ BLOCKING_METHODS = {"wait", "communicate"}
 SERVED = "the client that asked has a deadline, and its leaving cancels the handler"
 LIFE = "the life of the process: it ends by being cancelled or by a signal"
 LOCAL = "local and short: no network, no other process"
-SESSION = "the session was made with a total timeout"
 CUT_OFF = "a timer cuts the connection off, which ends the wait"
 TIMEOUT_SCOPES = ("asyncio.timeout(", "_one_failure_ends_all(")  # the second holds the first
 WITHOUT_DEADLINE = {
@@ -44,8 +43,6 @@ WITHOUT_DEADLINE = {
     ("http/listener.py", "self._server.start_serving()"): LOCAL,
     ("engine/server.py", "runner.setup()"): LOCAL,
     ("engine/server.py", "runner.cleanup()"): "the runner has a shutdown timeout",
-    ("engine/membership.py", "session.post("): SESSION,
-    ("engine/membership.py", "reply.content.read("): SESSION,
     ("engine/openai/api.py", "asyncio.to_thread("): LOCAL,
     ("engine/openai/api.py", "response.write(last_word)"): CUT_OFF,
     ("engine/openai/api.py", "response.write_eof()"): CUT_OFF,
@@ -67,10 +64,7 @@ WITHOUT_DEADLINE = {
         "rewards/sandbox/pool.py",
         "self._idle.get()",
     ): "a worker is given back at its deadline; each scores one rollout at a time",
-    (
-        "conductor/engines/client.py",
-        "async for response.content.iter_any()",
-    ): "the session's total timeout covers the body",
+    ("http/async_client.py", "async for response.content.iter_any()"): "the only caller holds a timeout",
 }
 
 

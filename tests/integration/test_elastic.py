@@ -118,7 +118,7 @@ def test_a_second_engine_joins_from_another_address_and_the_first_is_removed(cli
     assert last.returncode == 2 and "second is the only engine" in last.output
     assert all(row["engines/serving"] == 1 for row in rows)
     assert not any(row["dispatch/retries"] for row in rows if row["step"] != stopped_at)
-    token_values = run.folder.credentials().values()
+    token_values = run.folder.credentials().by_scope.values()
     texts = [said, listed, *(log.read_text() for log in run.folder.logs.iterdir())]
     assert not any(token in text for token in token_values for text in texts)
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
-from polyrhythm.cluster.member import _find_model, joining_engine, read_run_tokens
+from polyrhythm.cluster.member import _find_model, joining_engine, read_run_credentials
 from polyrhythm.errors import UserError
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
 
-TOKENS = {"generate": "g" * 20, "admin": "a" * 20}
+SECRETS = {"generate": "g" * 20, "admin": "a" * 20}
 
 
 def token_file(folder: Path, content: str, mode: int = 0o600) -> Path:
@@ -25,19 +26,19 @@ def info(model: str, model_dir: Path) -> RunInfo:
 
 
 def test_the_tokens_of_a_run_are_read(tmp_path):
-    assert read_run_tokens(token_file(tmp_path, json.dumps(TOKENS))) == TOKENS
+    assert read_run_credentials(token_file(tmp_path, json.dumps(SECRETS))) == Credentials(SECRETS)
 
 
 @pytest.mark.parametrize("content", ["", "a-single-token", "[]", '{"admin": "x"}', '{"admin": 1, "generate": "x"}'])
 def test_another_file_than_tokens_json_is_refused_without_showing_it(tmp_path, content):
     with pytest.raises(UserError, match=r"is not the tokens\.json of a run") as caught:
-        read_run_tokens(token_file(tmp_path, content))
+        read_run_credentials(token_file(tmp_path, content))
     assert not content or content not in str(caught.value)
 
 
 def test_tokens_that_others_can_read_are_refused(tmp_path):
     with pytest.raises(UserError, match="chmod 600"):
-        read_run_tokens(token_file(tmp_path, json.dumps(TOKENS), mode=0o640))
+        read_run_credentials(token_file(tmp_path, json.dumps(SECRETS), mode=0o640))
 
 
 def test_the_model_folder_of_the_run_is_used_if_it_is_here(tmp_path):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from polyrhythm.cluster.standalone import is_loopback, read_token, standalone_engine
+from polyrhythm.cluster.standalone import is_loopback, read_credential, standalone_engine
 from polyrhythm.errors import UserError
 
 TOKEN = "0123456789abcdef"
@@ -29,20 +29,20 @@ def test_loopback_addresses_need_none(host):
 
 
 def test_a_token_is_one_line_of_a_file_that_only_its_owner_can_read(tmp_path):
-    assert read_token(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
+    assert read_credential(token_file(tmp_path, f"{TOKEN}\n")) == TOKEN
     for mode in (0o644, 0o640, 0o604, 0o620):
         with pytest.raises(UserError, match="can be read by others: chmod 600"):
-            read_token(token_file(tmp_path, TOKEN, mode))
+            read_credential(token_file(tmp_path, TOKEN, mode))
 
 
 @pytest.mark.parametrize("content", ["", "\n", TOKEN[:-1], f"{TOKEN} {TOKEN}", f"{TOKEN}\n{TOKEN}"])
 def test_an_empty_short_or_second_token_is_refused(tmp_path, content):
     with pytest.raises(UserError, match="must hold one token of at least 16 characters"):
-        read_token(token_file(tmp_path, content))
+        read_credential(token_file(tmp_path, content))
 
 
 def test_a_token_file_that_is_missing_or_no_text_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        read_token(tmp_path / "none")
+        read_credential(tmp_path / "none")
     with pytest.raises(UserError, match="cannot be read: it is not plain text"):
-        read_token(token_file(tmp_path, TOKEN + "é"))
+        read_credential(token_file(tmp_path, TOKEN + "é"))

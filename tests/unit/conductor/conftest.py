@@ -15,18 +15,20 @@ from aiohttp.test_utils import TestServer
 
 from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor
-from polyrhythm.conductor.engines.client import HttpEngineClient, open_session
+from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.health import Limits
 from polyrhythm.conductor.service import Service, sampling_of
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
+from polyrhythm.http.async_client import open_session
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
 
 VOCAB_SIZE = 1000
-TOKENS = {"generate": "generate-token", "admin": "admin-token"}
+CREDENTIALS = Credentials({"generate": "generate-token", "admin": "admin-token"})
 
 
 class ScriptedEngine:
@@ -65,7 +67,7 @@ class ScriptedEngine:
         return app
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        assert request.headers["Authorization"] == f"Bearer {TOKENS['generate']}"
+        assert request.headers["Authorization"] == f"Bearer {CREDENTIALS['generate']}"
         message = messages.decode(await request.read(), GenerateRequest)
         # Which group it is about, whatever the attempt: "<version>/<position>".
         group = "/".join(message.request_id.split("/")[:2])
@@ -90,7 +92,7 @@ class ScriptedEngine:
         return web.Response(body=messages.encode(reply), content_type=messages.CONTENT_TYPE)
 
     async def _load(self, request: web.Request) -> web.StreamResponse:
-        assert request.headers["Authorization"] == f"Bearer {TOKENS['admin']}"
+        assert request.headers["Authorization"] == f"Bearer {CREDENTIALS['admin']}"
         version = messages.decode(await request.read(), LoadRequest).version
         self.events.append(("load", self.name, version))
         outcome = self.load(version)
@@ -169,7 +171,7 @@ class Stage:
         self._session: aiohttp.ClientSession
 
     async def call(
-        self, method: str, path: str, message: Any = None, token: str = TOKENS["admin"]
+        self, method: str, path: str, message: Any = None, token: str = CREDENTIALS["admin"]
     ) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": messages.CONTENT_TYPE}
         body = None if message is None else messages.encode(message)
@@ -230,7 +232,7 @@ class Stage:
 
     async def __aenter__(self) -> "Stage":
         self._session = await self._stack.enter_async_context(open_session())
-        server = TestServer(Service(self.conductor, TOKENS["admin"]).application())
+        server = TestServer(Service(self.conductor, CREDENTIALS["admin"]).application())
         await server.start_server()
         self._stack.push_async_callback(server.close)
         self.url = str(server.make_url("")).rstrip("/")
@@ -289,7 +291,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
                 scorer=scorer,
                 logger=logger,
                 journal=Journal(tmp_path / "journal"),
-                connect=lambda url: HttpEngineClient(session, url, TOKENS),
+                connect=lambda url: HttpEngineClient(session, url, CREDENTIALS),
             )
             stage = await stack.enter_async_context(Stage(conductor, logger, scorer))
             for _ in range(num_engines):

@@ -14,10 +14,11 @@ from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.server import make_app, run_engine
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.types import Sampling
 from polyrhythm.weights.store import WeightStore
 
-TOKENS = {"generate": "generate-secret", "admin": "admin-secret"}
+CREDENTIALS = Credentials({"generate": "generate-secret", "admin": "admin-secret"})
 CONFIG = EngineConfig(threads=1, max_batch=16, kv_tokens=16_000)
 
 
@@ -43,7 +44,7 @@ async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     store = WeightStore(tmp_path)
     store.publish(AutoModelForCausalLM.from_pretrained(model_dir), 3)
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
-        server = TestServer(make_app(engine, TOKENS))
+        server = TestServer(make_app(engine, CREDENTIALS))
         await server.start_server()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
             yield Client(session, str(server.make_url("")).rstrip("/"), engine)
@@ -139,7 +140,7 @@ async def test_threads_change_at_run_time(client: Client):
 
 async def serve(model_dir: Path, ready, join_url=None) -> None:
     await run_engine(
-        model_dir=model_dir, store=None, name="e0", host="127.0.0.1", port=0, tokens=TOKENS, config=CONFIG,
+        model_dir=model_dir, store=None, name="e0", host="127.0.0.1", port=0, credentials=CREDENTIALS, config=CONFIG,
         join_url=join_url, ready=ready,
     )  # fmt: skip
 
@@ -182,7 +183,7 @@ async def test_a_port_in_use_is_found_before_the_model_is_looked_at(tmp_path: Pa
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1 port {port}: .*in use"):
             await run_engine(
-                model_dir=tmp_path / "none", store=None, name="e0", host="127.0.0.1", port=port, tokens=TOKENS,
+                model_dir=tmp_path / "none", store=None, name="e0", host="127.0.0.1", port=port, credentials=CREDENTIALS,
                 config=CONFIG, join_url=None, ready=lambda url: None,
             )  # fmt: skip
 
@@ -201,7 +202,7 @@ async def test_a_process_whose_engine_has_failed_ends(model_dir, monkeypatch):
     urls: list[str] = []
     with pytest.raises(RunError, match="planted"):
         serving = run_engine(
-            model_dir=model_dir, store=None, name="engine-0", host="127.0.0.1", port=0, tokens=None, config=CONFIG,
+            model_dir=model_dir, store=None, name="engine-0", host="127.0.0.1", port=0, credentials=None, config=CONFIG,
             join_url=None, ready=urls.append,
         )  # fmt: skip
         await asyncio.wait_for(serving, 30)

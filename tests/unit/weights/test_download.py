@@ -12,7 +12,7 @@ import torch
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from polyrhythm.weights import download
+from polyrhythm.http import client
 from polyrhythm.weights.download import DownloadingStore
 from polyrhythm.weights.server import WeightServer
 from polyrhythm.weights.snapshot import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError
@@ -144,7 +144,7 @@ async def test_a_version_that_is_not_there_and_a_server_that_is_not_there_are_sa
 
 
 async def test_a_download_that_takes_too_long_is_given_up(source, monkeypatch):
-    monkeypatch.setattr(download, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(client, "PIECE_BYTES", 1000)
     store = DownloadingStore(source.root / "local", source.url, "secret", deadline_s=0.0)
     with pytest.raises(SnapshotError, match="did not arrive"):
         await source.load(store)

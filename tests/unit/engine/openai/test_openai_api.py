@@ -19,11 +19,12 @@ from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.embedded.scheduler import NewToken
 from polyrhythm.engine.openai.api import OpenAiApi
 from polyrhythm.engine.server import make_app
+from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import GenerateRequest
 from polyrhythm.types import Sampling
 from polyrhythm.weights.store import WeightStore
 
-TOKENS = {"generate": "generate-secret", "admin": "admin-secret"}
+CREDENTIALS = Credentials({"generate": "generate-secret", "admin": "admin-secret"})
 CONFIG = EngineConfig(threads=1, max_batch=16, kv_tokens=16_000)
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
@@ -63,9 +64,9 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(model_dir: Path, tokens: dict[str, str] | None = None, store: WeightStore | None = None):
+async def connect(model_dir: Path, credentials: Credentials | None = None, store: WeightStore | None = None):
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
-        server = TestServer(make_app(engine, tokens, OpenAiApi(engine, model_dir, "tiny")))
+        server = TestServer(make_app(engine, credentials, OpenAiApi(engine, model_dir, "tiny")))
         await server.start_server()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
             yield Client(session, server, engine)
@@ -89,7 +90,7 @@ async def chat_client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def guarded_client(model_dir: Path) -> AsyncIterator[Client]:
-    async with connect(model_dir, TOKENS) as client:
+    async with connect(model_dir, CREDENTIALS) as client:
         yield client
 
 
