@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.cluster.cores import num_cores, plan_threads
-from polyrhythm.cluster.local import LocalRun
+from polyrhythm.cluster.launcher import make_launcher
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.supervisor import Supervisor
 from polyrhythm.config import load_config
 from polyrhythm.observe.loggers.jsonl import read_metrics
 from polyrhythm.observe.terminal.view import make_view
@@ -20,6 +21,8 @@ def metrics_of_run(files: list[Path], flags: dict[str, Any]) -> list[dict[str, f
     with tempfile.TemporaryDirectory() as output_dir:
         config = load_config(files, {**flags, "output_dir": output_dir})
         folder = RunFolder.create(config, resolve_model(config.model))
-        with LocalRun(folder, config, plan_threads(config, num_cores())) as run:
+        with Supervisor(
+            folder, config, plan_threads(config, num_cores()), make_launcher(config.cluster.kind, folder)
+        ) as run:
             run.watch(make_view("none", folder.path))
         return read_metrics(folder.path)

@@ -5,7 +5,7 @@ reach every engine, all rollouts of the step come from exactly those weights, an
 each group as soon as it is finished, while the others are still being generated. One update closes the step.
 """
 
-from polyrhythm.chaos.trainer import FaultyTrainer
+from polyrhythm.chaos.trainer import trainer_hooks
 from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
@@ -68,9 +68,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:
     """Reports go to a `watcher` of their own: a thread sends them."""
-    struck = (name, "conductor") if rank == 0 else (name,)
-    faults = {who: faults for who in struck if (faults := run.faults(who))}
-    hooks = [FaultyTrainer(faults, run.store_root, lambda: run.pid("conductor"), run.first_step)] if faults else []
+    hooks = trainer_hooks(run.path, name, rank, run.store_root, lambda: run.pid("conductor"), run.first_step)
     return ActivityRecorder(name, watcher.report, hooks)
 
 

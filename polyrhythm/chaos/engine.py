@@ -1,4 +1,4 @@
-"""An engine that breaks its answers, its loads or itself by plan. Installed only in a run with a chaos plan."""
+"""What a chaos plan does to an engine: it breaks the engine's answers, its loads or its process."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,14 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from polyrhythm import messages
-from polyrhythm.chaos.plan import ANSWERS, REQUEST, SIGNALS, SNAPSHOTS, Fault, Faults, damage
+from polyrhythm.chaos.plan import ANSWERS, REQUEST, SIGNALS, SNAPSHOTS, Fault, Faults, damage, faults_of
 from polyrhythm.http.body import read_body
 from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.store import WEIGHTS_FILE, WeightStore
@@ -26,7 +28,17 @@ OVERTAKEN_DEADLINE_S = 2.0
 MIDDLE_DEADLINE_S = 1.0
 TICK_S = 0.002
 
+MakeMiddleware = Callable[[Any], Middleware]
+"""Given the engine that a server is made for."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def fault_middleware(run_dir: Path, name: str, store: WeightStore) -> MakeMiddleware | None:
+    """The engine's hook: what its server puts before every handler in a run with a chaos plan."""
+    faults = faults_of(run_dir, name)
+    if faults is None:
+        return None
+    return lambda engine: FaultyEngine(faults, store, lambda: engine.status().num_running).middleware
 
 
 class FaultyEngine:

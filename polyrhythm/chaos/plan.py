@@ -1,4 +1,4 @@
-"""Faults on purpose: the plan of a run, which fault is due now, and the witness of those that fired.
+"""Faults on purpose: the plan of a run, which fault is due now, and the log of those that fired.
 
 A plan is a TOML file of `[[fault]]` tables; docs/faults.md has the list. Each process asks its own `Faults` at the
 moments that it alone knows, such as the third request of a step, and does the damage to itself.
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shutil
 import time
 import tomllib
 from collections import Counter
@@ -61,15 +62,15 @@ class Fault(BaseModel):
     at: str = ""
     """The moment. Engines: request, idle or load. Trainer and conductor: what the trainer does, such as commit."""
     nth: int = Field(default=1, ge=1)
-    """The how manieth such moment from `step` on."""
+    """Which of these moments, counted from `step` on; 1 is the first."""
     times: int | None = Field(default=None, ge=0)
-    """So often, at that moment and the following ones; 0 is without end. Once if not set, with `every_s` without end."""
+    """How often it fires, at that moment and the following ones; 0 is no limit. Default: once; no limit with `every_s`."""
     every_s: float = Field(default=0.0, ge=0)
-    """If set: at random, with so many seconds between two on average."""
+    """If set, it fires at random, with this many seconds between two on average."""
     for_s: float = Field(default=0.0, ge=0)
-    """stop: go on after so long, 0 is never. slow: the answer comes so much later."""
+    """stop: the process goes on after this time, 0 is never. slow: the answer comes this much later."""
     factor: float = Field(default=1.0, ge=1)
-    """slow: the answer takes so many times as long."""
+    """slow: the answer takes this many times as long."""
 
     @property
     def limit(self) -> float:
@@ -77,7 +78,7 @@ class Fault(BaseModel):
         return times or math.inf
 
     @property
-    def kind_of_part(self) -> str:
+    def role(self) -> str:
         return self.where.split("-")[0]
 
     @property
@@ -85,23 +86,23 @@ class Fault(BaseModel):
         if self.at:
             return self.at
         if self.what in SNAPSHOTS or self.what in ("fail_load", "disk_full"):
-            return Activity.LOAD if self.kind_of_part == "engine" else Activity.PUBLISH
-        return USUAL_MOMENT[self.kind_of_part]
+            return Activity.LOAD if self.role == "engine" else Activity.PUBLISH
+        return USUAL_MOMENT[self.role]
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Fault":
-        if self.kind_of_part not in POSSIBLE:
+        if self.role not in POSSIBLE:
             raise ValueError(f"where={self.where!r} is nobody: use engine-0, trainer, conductor or reward")
-        possible = POSSIBLE[self.kind_of_part]
+        possible = POSSIBLE[self.role]
         if self.what not in possible:
             raise ValueError(f"what={self.what!r} cannot happen to {self.where}: possible are {', '.join(possible)}")
-        moments = {"engine": ENGINE_MOMENTS, "reward": REWARD_MOMENTS}.get(self.kind_of_part, TRAINER_MOMENTS)
+        moments = {"engine": ENGINE_MOMENTS, "reward": REWARD_MOMENTS}.get(self.role, TRAINER_MOMENTS)
         if self.moment not in moments:
             raise ValueError(f"at={self.at!r} is no moment of {self.where}: use one of {', '.join(moments)}")
-        if self.kind_of_part == "reward" and self.step:
+        if self.role == "reward" and self.step:
             raise ValueError(f"step={self.step} is not known where rewards are scored: count scores with nth")
         only_at = REQUEST if self.what in ANSWERS else Activity.LOAD if self.what in (*SNAPSHOTS, "fail_load") else ""
-        if self.kind_of_part == "engine" and only_at and self.moment != only_at:
+        if self.role == "engine" and only_at and self.moment != only_at:
             raise ValueError(f"at={self.at!r} does not fit what={self.what!r}: leave it out")
         return self
 
@@ -130,14 +131,14 @@ def read_plan(path: Path) -> ChaosPlan:
 def check_ranks(plan: ChaosPlan, rank_names: Collection[str]) -> None:
     """UserError for a fault of a trainer's rank that the run does not have: it would never fire."""
     for number, fault in enumerate(plan.fault, 1):
-        if fault.kind_of_part == "trainer" and not fnmatch.filter(rank_names, fault.where):
+        if fault.role == "trainer" and not fnmatch.filter(rank_names, fault.where):
             raise UserError(f"fault {number}: where={fault.where!r} is nobody: use {', '.join(rank_names)}")
 
 
 class Faults:
-    """The faults of one part of a run.
+    """The faults of one process of a run.
 
-    What has fired is read back from the witness file, so that a part that was killed and restarted is not killed again.
+    What has fired is read back from the fault log, so that a process that was killed and restarted is not killed again.
     """
 
     def __init__(self, plan: ChaosPlan, run_dir: Path, where: str, clock: Callable[[], float] = time.monotonic):
@@ -153,7 +154,7 @@ class Faults:
         self._due_s = {index: clock() + self._pause_s(fault) for index, fault in self._mine.items()}
 
     def due(self, moment: str, step: int, impossible: Collection[str] = ()) -> Fault | None:
-        """The fault that must fire now, at most one. Whoever asks makes it happen, after `witness` has said so."""
+        """The fault that must fire now, at most one. The caller makes it happen, after `record` has logged it."""
         for index, fault in self._mine.items():
             if fault.moment != moment or fault.what in impossible or step < fault.step:
                 continue
@@ -183,11 +184,24 @@ class Faults:
             return False
         if fault.every_s:
             return self._clock() >= self._due_s[index]
-        # A part that was restarted has not seen the moments before it; that it has fired says that they had come.
+        # A process that was restarted has not seen the moments before it; that it has fired says that they had come.
         return self._num_seen[index] >= fault.nth or self._num_fired[index] > 0
 
     def _pause_s(self, fault: Fault) -> float:
         return self._random.expovariate(1 / fault.every_s) if fault.every_s else 0.0
+
+
+def keep_plan(plan: Path | None, run_dir: Path) -> None:
+    """Put the chaos plan of a run where all its processes find it; without one there are no faults."""
+    (run_dir / PLAN_FILE).unlink(missing_ok=True)
+    if plan is not None:
+        shutil.copyfile(plan, run_dir / PLAN_FILE)
+
+
+def faults_of(run_dir: Path, where: str) -> Faults | None:
+    """The faults that the run's chaos plan has for one process; None in a run without a plan."""
+    plan = run_dir / PLAN_FILE
+    return Faults(read_plan(plan), run_dir, where) if plan.exists() else None
 
 
 def read_fault_log(run_dir: Path) -> list[dict[str, Any]]:

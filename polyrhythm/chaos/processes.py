@@ -6,18 +6,24 @@ import signal
 import time
 from pathlib import Path
 
-from polyrhythm.chaos.plan import read_fault_log
+from polyrhythm.chaos.plan import PLAN_FILE, read_fault_log
 
 
 class StoppedProcesses:
-    """Lets processes that a plan has stopped go on when their time has come; `close` all of them, so that they can end."""
+    """The supervisor's hook: `look` now and then, and `close` so that all stopped processes go on and can end.
+
+    It does nothing in a run without a chaos plan.
+    """
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
+        self._has_plan = (run_dir / PLAN_FILE).exists()
         self._num_read = len(read_fault_log(run_dir))
         self._stopped: list[tuple[float, int]] = []
 
     def look(self) -> None:
+        if not self._has_plan:
+            return
         lines = read_fault_log(self._run_dir)
         for line in lines[self._num_read :]:
             if line["what"] == "stop":

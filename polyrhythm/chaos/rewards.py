@@ -1,12 +1,21 @@
-"""A reward pool whose workers die or hang by plan. Used only in a run with a chaos plan."""
+"""What a chaos plan does to reward workers: they are killed or stopped while they score."""
 
+import functools
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
-from polyrhythm.chaos.plan import Faults
+from polyrhythm.chaos.plan import Faults, faults_of
 from polyrhythm.observe.activity import Activity
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool, Worker
+
+
+def reward_pool(run_dir: Path) -> Callable[..., RewardPool]:
+    """The conductor's hook: what makes the pool of reward workers, with the faults of the run's chaos plan."""
+    faults = faults_of(run_dir, "reward")
+    return functools.partial(FaultyRewardPool, faults=faults) if faults else RewardPool
 
 
 class FaultyWorker(Worker):
@@ -22,6 +31,8 @@ class FaultyWorker(Worker):
 
 
 class FaultyRewardPool(RewardPool):
+    """A pool of workers to which the faults of a plan happen."""
+
     def __init__(self, rewards: dict[str, float], num_workers: int, deadline_s: float, memory_mb: int, faults: Faults):
         super().__init__(rewards, num_workers, deadline_s, memory_mb)
         self._faults = faults

@@ -6,12 +6,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from polyrhythm.chaos.plan import SIGNALS, SNAPSHOTS, Fault, Faults, damage
+from polyrhythm.chaos.plan import SIGNALS, SNAPSHOTS, Fault, Faults, damage, faults_of
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity
 
 MAX_BALLAST_BYTES = 2**30
 BALLAST_FILE = "ballast"
+
+
+def trainer_hooks(
+    run_dir: Path, name: str, rank: int, store_root: Path, conductor_pid: Callable[[], int], first_step: int
+) -> "list[FaultyTrainer]":
+    """The hooks of a rank's recorder: one in a run with a chaos plan, none in any other."""
+    struck = (name, "conductor") if rank == 0 else (name,)
+    faults = {who: faults for who in struck if (faults := faults_of(run_dir, who))}
+    return [FaultyTrainer(faults, store_root, conductor_pid, first_step)] if faults else []
 
 
 class FaultyTrainer:

@@ -3,9 +3,8 @@
 import argparse
 import asyncio
 import contextlib
-import functools
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from polyrhythm.errors import UserError
 if TYPE_CHECKING:
     from polyrhythm.cluster.run_folder import RunFolder
     from polyrhythm.config import Config
-    from polyrhythm.rewards.sandbox.pool import RewardPool
 
 
 def add_conductor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +25,7 @@ def add_trainer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_conductor(parsed: argparse.Namespace) -> int:
+    from polyrhythm.chaos.rewards import reward_pool
     from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.conductor import service
 
@@ -36,17 +35,9 @@ def run_conductor(parsed: argparse.Namespace) -> int:
             config, run.path, run.model_dir, run.store_root, run.credentials(), port=config.conductor.port,
             ready=lambda url: run.announce("conductor", url),
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
-            make_rewards=_reward_pool(run),
+            make_rewards=reward_pool(run.path),
         )
     )  # fmt: skip
-
-
-def _reward_pool(run: "RunFolder") -> Callable[..., "RewardPool"]:
-    from polyrhythm.chaos.rewards import FaultyRewardPool
-    from polyrhythm.rewards.sandbox.pool import RewardPool
-
-    faults = run.faults("reward")
-    return functools.partial(FaultyRewardPool, faults=faults) if faults else RewardPool
 
 
 def run_trainer(parsed: argparse.Namespace) -> int:
@@ -62,7 +53,7 @@ def run_trainer(parsed: argparse.Namespace) -> int:
 
 
 def join_run(parsed: argparse.Namespace) -> "tuple[RunFolder, Config]":
-    from polyrhythm.cluster.parent import leave_with_parent
+    from polyrhythm.cluster.local_processes import leave_with_parent
     from polyrhythm.cluster.run_folder import RunFolder
 
     leave_with_parent()

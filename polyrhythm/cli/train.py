@@ -31,11 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from polyrhythm.chaos.plan import check_ranks, read_plan
+    from polyrhythm.chaos.plan import check_ranks, keep_plan, read_plan
     from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
-    from polyrhythm.cluster.local import LocalRun
+    from polyrhythm.cluster.launcher import make_launcher
     from polyrhythm.cluster.preflight import check_run
     from polyrhythm.cluster.signals import signals_handled
+    from polyrhythm.cluster.supervisor import Supervisor
     from polyrhythm.config import load_config, load_resumed_config, read_flags
     from polyrhythm.observe.terminal.view import make_view
     from polyrhythm.weights.pretrained import find_model
@@ -58,14 +59,14 @@ def run(parsed: argparse.Namespace) -> int:
               f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
         return 0
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
-    folder.plan_faults(parsed.chaos)
+    keep_plan(parsed.chaos, folder.path)
     if config.observe.view != "none":
         print(f"run folder: {folder.path}", flush=True)
     with signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
         view = make_view(config.observe.view, folder.path)
         outcome = "failed"
         try:
-            with LocalRun(folder, config, threads) as run:
+            with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder)) as run:
                 run.watch(view)
             outcome = "finished"
         except KeyboardInterrupt:

@@ -24,8 +24,8 @@ NUM_STEPS_SEEN = 3
 COOL_DOWN_S = 20.0
 
 
-class Launcher(Protocol):
-    """Starts and stops engines somewhere: processes of this machine, or whatever else can be told a name."""
+class ScalableEngines(Protocol):
+    """The engines that the run itself has started, wherever they run; one can be added or let go by name."""
 
     @property
     def names(self) -> list[str]: ...
@@ -86,22 +86,23 @@ def decide(steps: list[StepDemand], num_engines: int, fewest: int, most: int) ->
 
 
 class Autoscaler:
-    """Looks at the run's status now and then, and has the launcher start or stop one engine at a time.
+    """Looks at the run's status now and then, and starts or stops one engine at a time.
 
-    Off when cluster.min_engines and cluster.max_engines leave no choice. Each decision is noted with its reason and appended to `path`.
+    Off when cluster.min_engines and cluster.max_engines leave no choice. Each decision is noted with its reason and
+    appended to `path`.
     """
 
     def __init__(
         self,
         config: ClusterConfig,
-        launcher: Launcher,
+        engines: ScalableEngines,
         path: Path,
         note: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._fewest = config.min_engines or config.num_engines
         self._most = config.max_engines or config.num_engines
-        self._launcher = launcher
+        self._engines = engines
         self._path = path
         self._note = note
         self._clock = clock
@@ -117,20 +118,20 @@ class Autoscaler:
         self._see(demand_of(status["last"]), self._num_elsewhere(status))
         if self._clock() - self._changed_at_s < COOL_DOWN_S:
             return
-        names = self._launcher.names
+        names = self._engines.names
         decision = decide(list(self._steps), len(names), self._fewest, self._most)
         if decision.change:
             self._act(decision, num_finished, names, {engine["name"] for engine in status["engines"]})
 
     def _see(self, step: StepDemand, num_elsewhere: int) -> None:
         """Steps before the last change has taken effect say nothing about the engines of now."""
-        if step.num_serving == len(self._launcher.names) + num_elsewhere:
+        if step.num_serving == len(self._engines.names) + num_elsewhere:
             self._steps.append(step)
         else:
             self._steps.clear()
 
     def _num_elsewhere(self, status: dict[str, Any]) -> int:
-        ours = self._launcher.names
+        ours = self._engines.names
         serving = ("ready", "suspect")
         return sum(engine["state"] in serving and engine["name"] not in ours for engine in status["engines"])
 
@@ -138,9 +139,9 @@ class Autoscaler:
         name = free_engine_name(taken | set(names)) if decision.change > 0 else names[-1]
         try:
             if decision.change > 0:
-                self._launcher.start(name)
+                self._engines.start(name)
             else:
-                self._launcher.stop(name)
+                self._engines.stop(name)
         except RunError as error:
             self._note(f"{name} was not {'started' if decision.change > 0 else 'stopped'}: {error}")
             return
@@ -149,7 +150,7 @@ class Autoscaler:
         self._note(f"{decision.reason}, {name}")
         line = {
             "time": time.time(), "steps": num_finished, "engine": name, "change": decision.change,
-            "engines": len(self._launcher.names), "reason": decision.reason,
+            "engines": len(self._engines.names), "reason": decision.reason,
         }  # fmt: skip
         with open(self._path, "a") as file:
             file.write(json.dumps(line) + "\n")

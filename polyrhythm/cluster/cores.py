@@ -43,5 +43,4 @@ def process_environment(num_threads: int) -> dict[str, str]:
         "MALLOC_TOP_PAD_": str(64 * 2**20),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
-        "POLYRHYTHM_LIFELINE": "stdin",
     }

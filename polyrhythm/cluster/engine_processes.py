@@ -1,91 +1,104 @@
-"""The engines of this machine: started, started again when they die, within a budget, and ended when they are let go."""
+"""The engines that this run has started: restarted when they die, within a budget, and ended when they are let go."""
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from polyrhythm.cluster.process import ManagedProcess, start_process
+from polyrhythm.cluster.launcher import Launcher, ProcessSpec, RunProcess, command_of, failed_by_mistake
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
 
 
 class EngineProcesses:
     """Engine processes by name. `note` is told, in one line, what was done and why.
 
-    A Launcher of the autoscaler: `start` makes a process that joins the run, `stop` drains it, which ends its process.
+    These are the ScalableEngines of the autoscaler: `start` makes a process that joins the run, `stop` drains it, which
+    ends its process.
     """
 
-    def __init__(self, folder: RunFolder, num_threads: int, max_restarts: int, note: Callable[[str], None]):
-        self.parts: dict[str, ManagedProcess] = {}
+    def __init__(
+        self, folder: RunFolder, launcher: Launcher, num_threads: int, max_restarts: int, note: Callable[[str], None]
+    ):
+        self.processes: dict[str, RunProcess] = {}
         self._folder = folder
+        self._launcher = launcher
         self._num_threads = num_threads
         self._max_restarts = max_restarts
         self._num_restarts: Counter[str] = Counter()
         self._leaving: set[str] = set()
-        self._given_up: dict[str, ManagedProcess] = {}
+        self._given_up: dict[str, RunProcess] = {}
         self._note = note
 
     @property
     def names(self) -> list[str]:
         """The engines that are here to stay, in the order they were started."""
-        return [name for name in self.parts if name not in self._leaving]
+        return [name for name in self.processes if name not in self._leaving]
 
     def start(self, name: str) -> None:
         self._folder.forget_announcement(name)
         self._given_up.pop(name, None)
-        self.parts[name] = start_process(self._folder, name, ["engine", "--name", name], self._num_threads)
+        command = command_of(self._folder, "engine", "--name", name)
+        self.processes[name] = self._launcher.start(ProcessSpec(name, "engine", command, self._num_threads))
 
     def stop(self, name: str) -> None:
         """Let an engine finish what it has, and no more."""
         self._folder.admin().drain(name)
         self._leaving.add(name)
 
-    def ended(self) -> list[ManagedProcess]:
-        return [part for part in self.parts.values() if part.returncode is not None]
+    def ended(self) -> list[RunProcess]:
+        return [process for process in self.processes.values() if process.returncode is not None]
 
     def start_requested(self) -> None:
         """Start the engines that were asked for with `polyrhythm engines add`."""
         for name in self._folder.take_engine_requests():
-            if name not in self.parts:
+            if name not in self.processes:
                 self._note(f"{name} is started: it was asked for")
                 self.start(name)
 
-    def supervise(self, ended: list[ManagedProcess], status: dict[str, Any]) -> None:
-        """Judge engines by a status that is newer than their ends; RunError when there is no engine left."""
-        for engine in status["engines"]:
-            part = self.parts.get(engine["name"])
-            if part is not None and engine["url"] == self._folder.url(part.name):
-                self._follow(part, engine)
-        for part in ended:
-            self._handle_end(part)
-        if self._given_up and not self.parts and not self._others(status):
-            raise RunError("\n".join(part.describe_end() for part in self._given_up.values()))
+    def reconcile(self, ended: list[RunProcess], status: dict[str, Any]) -> None:
+        """Make the processes follow what the conductor has decided, and restart those that died.
 
-    def _follow(self, part: ManagedProcess, engine: dict[str, Any]) -> None:
+        `status` must be newer than `ended`, so that it says which of them were meant to end. UserError for an engine
+        that ended by a mistake of the user, RunError when there is no engine left.
+        """
+        for engine in status["engines"]:
+            process = self.processes.get(engine["name"])
+            if process is not None and engine["url"] == self._folder.url(process.name):
+                self._follow(process, engine)
+        for process in ended:
+            self._handle_end(process)
+        if self._given_up and not self.processes and not self._others(status):
+            raise RunError("\n".join(process.describe_end() for process in self._given_up.values()))
+
+    def _follow(self, process: RunProcess, engine: dict[str, Any]) -> None:
         """Do with a process what the conductor has decided about its engine."""
         if engine["state"] == "draining" or engine["dismissed"]:
-            self._leaving.add(part.name)
+            self._leaving.add(process.name)
         if engine["state"] == "gone" and engine["dismissed"]:
-            part.ask_to_end()
-        elif engine["state"] == "gone" and part.returncode is None:
-            self._note(f"{part.name} is given up ({engine['cause']}): its process is killed")
-            part.kill()
+            process.ask_to_end()
+        elif engine["state"] == "gone" and process.returncode is None:
+            self._note(f"{process.name} is given up ({engine['cause']}): its process is killed")
+            process.kill()
 
-    def _handle_end(self, part: ManagedProcess) -> None:
-        if part.name in self._leaving:
-            self._leaving.discard(part.name)
-            self._note(f"{part.name} has left the run")
-            del self.parts[part.name]
+    def _handle_end(self, process: RunProcess) -> None:
+        if process.name in self._leaving:
+            self._leaving.discard(process.name)
+            self._note(f"{process.name} has left the run")
+            del self.processes[process.name]
+        elif failed_by_mistake(process):  # it would fail in the same way again
+            raise UserError(process.describe_end())
         elif self._max_restarts == 0:
-            raise RunError(part.describe_end())
-        elif self._num_restarts[part.name] < self._max_restarts:
-            self._num_restarts[part.name] += 1
-            number = f"{self._num_restarts[part.name]} of {self._max_restarts}"
-            self._note(f"{part.describe_end()}: it is started again, {number}")
-            self.start(part.name)
+            raise RunError(process.describe_end())
+        elif self._num_restarts[process.name] < self._max_restarts:
+            self._num_restarts[process.name] += 1
+            number = f"{self._num_restarts[process.name]} of {self._max_restarts}"
+            self._note(f"{process.describe_end()}: it is started again, {number}")
+            self.start(process.name)
         else:
-            self._given_up[part.name] = self.parts.pop(part.name)
-            self._note(f"{part.describe_end()}: cluster.max_restarts={self._max_restarts} are used up, it stays away")
+            self._given_up[process.name] = self.processes.pop(process.name)
+            self._note(
+                f"{process.describe_end()}: cluster.max_restarts={self._max_restarts} are used up, it stays away"
+            )
 
     def _others(self, status: dict[str, Any]) -> list[str]:
         """Engines of the run that were started elsewhere."""

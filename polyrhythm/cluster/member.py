@@ -25,15 +25,12 @@ NUM_SNAPSHOTS = 2
 
 def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any, None]:
     """An engine that `polyrhythm train` has started; only the conductor beside it must reach it."""
+    from polyrhythm.chaos.engine import fault_middleware
     from polyrhythm.engine.server import run_engine
     from polyrhythm.weights.store import WeightStore
 
     threads = plan_threads(config, num_cores()).engine
-    store, faults, fault_middleware = WeightStore(run.store_root), run.faults(name), None
-    if faults is not None:
-        from polyrhythm.chaos.engine import FaultyEngine
-
-        fault_middleware = lambda engine: FaultyEngine(faults, store, lambda: engine.status().num_running).middleware  # noqa: E731
+    store = WeightStore(run.store_root)
     return run_engine(
         model_dir=run.model_dir,
         store=store,
@@ -44,7 +41,7 @@ def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any,
         config=config.engine.model_copy(update={"threads": threads}),
         join_url=run.wait_for_conductor(),
         ready=lambda url: run.announce(name, url),
-        fault_middleware=fault_middleware,
+        fault_middleware=fault_middleware(run.path, name, store),
         lease_s=config.conductor.lease_s,
     )
 

@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.chaos.plan import PLAN_FILE, Faults, read_plan
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
@@ -80,17 +79,6 @@ class RunFolder:
             "run.json", {"model_dir": str(self.model_dir), "store_root": str(store_root), "first_step": first_step}
         )
 
-    def plan_faults(self, plan: Path | None) -> None:
-        """Keep the chaos plan of this run where all its processes find it; without one there are no faults."""
-        (self.path / PLAN_FILE).unlink(missing_ok=True)
-        if plan is not None:
-            shutil.copyfile(plan, self.path / PLAN_FILE)
-
-    def faults(self, where: str) -> Faults | None:
-        """What the chaos plan has in store for a part of this run, if there is a plan."""
-        plan = self.path / PLAN_FILE
-        return Faults(read_plan(plan), self.path, where) if plan.exists() else None
-
     def config(self) -> Config:
         return read_saved_config(self.path / "config.json")
 
@@ -141,7 +129,7 @@ class RunFolder:
         (self.processes / f"{name}.json").unlink(missing_ok=True)
 
     def wait_for_conductor(self) -> str:
-        """Its address; all parts of a run are started together."""
+        """The address of the conductor. All processes of a run are started together, so it may not listen yet."""
         until = time.monotonic() + CONDUCTOR_DEADLINE_S
         while time.monotonic() < until:
             if url := self.url("conductor"):

@@ -29,7 +29,7 @@ WITHOUT_TORCH = [
     "rewards.sandbox.worker",
     "observe.terminal.view",
     "tokenizer",
-    "cluster.local",
+    "cluster.supervisor",
     "cli.main",
 ]
 

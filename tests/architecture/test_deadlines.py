@@ -36,7 +36,10 @@ WITHOUT_DEADLINE = {
     ("conductor/service.py", "run"): LIFE,
     ("conductor/service.py", "asyncio.wait([run])"): "the task was cancelled; what it awaits is bounded",
     ("engine/server.py", "asyncio.Event().wait()"): LIFE,
-    ("cluster/parent.py", "os.read(sys.stdin.fileno(), 4096)"): "a daemon thread that waits for its parent's end",
+    (
+        "cluster/local_processes.py",
+        "os.read(sys.stdin.fileno(), 4096)",
+    ): "a daemon thread that waits for its parent's end",
     ("conductor/service.py", "runner.setup()"): LOCAL,
     ("conductor/service.py", "runner.cleanup()"): "the runner has a shutdown timeout",
     ("http/listener.py", "loop.create_server("): LOCAL,

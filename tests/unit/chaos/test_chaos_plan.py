@@ -70,8 +70,8 @@ def test_a_mistake_in_a_plan_is_said_with_the_number_of_the_fault(tmp_path, text
     assert said in str(error.value) and "plan.toml" in str(error.value)
 
 
-def test_the_example_plan_is_valid_and_names_every_kind_of_part():
-    assert {fault.kind_of_part for fault in read_plan(EXAMPLE).fault} == {"engine", "reward"}
+def test_the_example_plan_is_valid_and_names_every_role():
+    assert {fault.role for fault in read_plan(EXAMPLE).fault} == {"engine", "reward"}
 
 
 def test_damage_leaves_a_file_of_another_size_or_content(tmp_path):

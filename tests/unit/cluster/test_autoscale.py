@@ -1,4 +1,4 @@
-"""More engines when the trainer waits, fewer when they do: decided on numbers, acted on through a launcher."""
+"""More engines when the trainer waits, fewer when they do: decided on numbers, acted on by name."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_demand_is_read_from_the_metrics_of_a_step():
     assert demand_of(metrics | {"time/trainer_wait_s": 4.0}) == StepDemand(2, 0.4, 0.6)
 
 
-class RecordingLauncher:
+class RecordingEngines:
     def __init__(self, num: int):
         self.names = [f"engine-{index}" for index in range(num)]
         self.events: list[str] = []
@@ -62,13 +62,13 @@ class Scene:
     """An autoscaler between 1 and 3 engines, and a run that finishes steps."""
 
     def __init__(self, path, num=2, **config):
-        self.launcher, self.notes, self.now_s, self.num_finished = RecordingLauncher(num), [], 0.0, 0
+        self.engines, self.notes, self.now_s, self.num_finished = RecordingEngines(num), [], 0.0, 0
         limits = ClusterConfig(**({"num_engines": num, "min_engines": 1, "max_engines": 3} | config))
-        self.autoscaler = Autoscaler(limits, self.launcher, path, self.notes.append, clock=lambda: self.now_s)
+        self.autoscaler = Autoscaler(limits, self.engines, path, self.notes.append, clock=lambda: self.now_s)
         self.now_s = COOL_DOWN_S
 
     def finish_steps(self, num=NUM_STEPS_SEEN, *, wait=0.0, idle=0.0, serving=None, elsewhere=0) -> None:
-        names = [*self.launcher.names, *(f"far-{index}" for index in range(elsewhere))]
+        names = [*self.engines.names, *(f"far-{index}" for index in range(elsewhere))]
         for _ in range(num):
             self.num_finished += 1
             last = {
@@ -86,7 +86,7 @@ def scene(tmp_path) -> Scene:
 
 def test_an_engine_is_started_when_the_trainer_waits_and_the_reason_is_written_down(scene, tmp_path):
     scene.finish_steps(wait=0.8)
-    assert scene.launcher.events == ["start engine-2"]
+    assert scene.engines.events == ["start engine-2"]
     (line,) = [json.loads(line) for line in (tmp_path / "autoscale.jsonl").read_text().splitlines()]
     assert (line["engine"], line["change"], line["engines"], line["steps"]) == ("engine-2", 1, 3, NUM_STEPS_SEEN)
     assert "the trainer waited 80%" in line["reason"] and "the trainer waited 80%" in scene.notes[0]
@@ -94,39 +94,39 @@ def test_an_engine_is_started_when_the_trainer_waits_and_the_reason_is_written_d
 
 def test_the_youngest_engine_is_stopped_when_they_are_idle(scene):
     scene.finish_steps(idle=0.8)
-    assert scene.launcher.events == ["stop engine-1"]
+    assert scene.engines.events == ["stop engine-1"]
 
 
 def test_after_a_change_a_while_and_new_steps_are_waited_for(scene):
     scene.finish_steps(wait=0.8)
-    scene.launcher.names.remove("engine-2")
+    scene.engines.names.remove("engine-2")
     scene.finish_steps(5, wait=0.8)
-    assert len(scene.launcher.events) == 1
+    assert len(scene.engines.events) == 1
     scene.now_s += COOL_DOWN_S
     scene.finish_steps(1, wait=0.8)
-    assert len(scene.launcher.events) == 2
+    assert len(scene.engines.events) == 2
 
 
 def test_steps_that_not_all_engines_served_do_not_count(scene):
     scene.finish_steps(9, wait=0.8, serving=1)
-    assert not scene.launcher.events
+    assert not scene.engines.events
     scene.finish_steps(NUM_STEPS_SEEN, wait=0.8, elsewhere=1)
-    assert len(scene.launcher.events) == 1
+    assert len(scene.engines.events) == 1
 
 
 def test_an_engine_that_could_not_be_stopped_is_tried_again(scene, tmp_path):
-    scene.launcher.refuses = True
+    scene.engines.refuses = True
     scene.finish_steps(idle=0.8)
     assert "cannot be reached" in scene.notes[0] and not (tmp_path / "autoscale.jsonl").exists()
-    scene.launcher.refuses = False
+    scene.engines.refuses = False
     scene.finish_steps(1, idle=0.8)
-    assert scene.launcher.events == ["stop engine-1"]
+    assert scene.engines.events == ["stop engine-1"]
 
 
 def test_it_is_off_unless_a_range_is_given(tmp_path):
     scene = Scene(tmp_path / "autoscale.jsonl", min_engines=0, max_engines=0)
     scene.finish_steps(9, wait=0.9)
-    assert not scene.launcher.events
+    assert not scene.engines.events
 
 
 def test_a_range_that_excludes_the_first_number_is_refused():

@@ -1,18 +1,18 @@
 """The engines of a machine, with short-lived processes in place of engines."""
 
 import json
-import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from polyrhythm.cli import engines as command
-from polyrhythm.cluster import engine_processes as module
 from polyrhythm.cluster.engine_processes import EngineProcesses
-from polyrhythm.cluster.process import ManagedProcess
+from polyrhythm.cluster.launcher import ProcessSpec, RunProcess
+from polyrhythm.cluster.local_processes import LocalLauncher
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -25,30 +25,38 @@ def folder(tmp_path) -> RunFolder:
     return folder
 
 
+class SleepingLauncher:
+    """Starts processes that only sleep; each announces an address of its own."""
+
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+        self.started: list[RunProcess] = []
+
+    def start(self, spec: ProcessSpec) -> RunProcess:
+        process = LocalLauncher(self.folder).start(replace(spec, command=SLEEP))
+        self.started.append(process)
+        self.folder.announce(spec.name, f"http://{spec.name}/{len(self.started)}")
+        return process
+
+
 @pytest.fixture
-def make_engines(folder, monkeypatch):
-    """A engines whose processes sleep; each announces an address of its own."""
-    fleets, started = [], []
+def launcher(folder):
+    launcher = SleepingLauncher(folder)
+    yield launcher
+    for process in launcher.started:
+        process.kill()
 
-    def start(_, name, command, num_threads) -> ManagedProcess:
-        started.append(name)
-        log = folder.logs / f"{name}.log"
-        log.touch()
-        folder.announce(name, f"http://{name}/{len(started)}")
-        return ManagedProcess(name, subprocess.Popen(SLEEP, stdin=subprocess.PIPE), log)
 
+@pytest.fixture
+def make_engines(folder, launcher):
     def make(max_restarts: int, *names: str) -> tuple[EngineProcesses, list[str]]:
         notes: list[str] = []
-        engines = EngineProcesses(folder, 1, max_restarts, notes.append)
-        fleets.append(engines)
+        engines = EngineProcesses(folder, launcher, 1, max_restarts, notes.append)
         for name in names:
             engines.start(name)
         return engines, notes
 
-    monkeypatch.setattr(module, "start_process", start)
-    yield make
-    for part in [part for engines in fleets for part in engines.parts.values()]:
-        part.kill()
+    return make
 
 
 def status(folder: RunFolder, **states: str) -> dict:
@@ -62,15 +70,15 @@ def status(folder: RunFolder, **states: str) -> dict:
 
 
 def look(engines: EngineProcesses, seen: dict) -> None:
-    engines.supervise(engines.ended(), seen)
+    engines.reconcile(engines.ended(), seen)
 
 
 def die(engines: EngineProcesses, name: str) -> None:
-    engines.parts[name].kill()
+    engines.processes[name].kill()
 
 
-def wait_for_end(part: ManagedProcess) -> None:
-    part.process.wait(5)
+def wait_for_end(process: RunProcess) -> None:
+    process.end(deadline_s=60)
 
 
 def test_a_dead_engine_is_started_again_until_its_budget_is_used_up(make_engines, folder):
@@ -79,7 +87,7 @@ def test_a_dead_engine_is_started_again_until_its_budget_is_used_up(make_engines
         die(engines, "engine-0")
         look(engines, status(folder, engine_0="ready", engine_1="ready"))
         assert "engine-0 was killed by SIGKILL" in notes[-1] and f"{number} of 2" in notes[-1]
-        assert engines.parts["engine-0"].returncode is None
+        assert engines.processes["engine-0"].returncode is None
     die(engines, "engine-0")
     look(engines, status(folder, engine_0="ready", engine_1="ready"))
     assert "used up" in notes[-1]
@@ -106,27 +114,27 @@ def test_without_a_budget_the_first_dead_engine_ends_the_run(make_engines, folde
 @pytest.mark.parametrize("state", ["gone dismissed", "draining"])
 def test_an_engine_that_was_let_go_ends_and_is_not_started_again(make_engines, folder, state):
     engines, notes = make_engines(0, "engine-0", "engine-1")
-    part = engines.parts["engine-1"]
+    process = engines.processes["engine-1"]
     look(engines, status(folder, engine_0="ready", engine_1=state))
     if state == "draining":
-        assert part.returncode is None
+        assert process.returncode is None
         die(engines, "engine-1")
-    wait_for_end(part)
+    wait_for_end(process)
     look(engines, status(folder, engine_0="ready", engine_1=state))
     assert notes == ["engine-1 has left the run"]
-    assert engines.names == list(engines.parts) == ["engine-0"]
+    assert engines.names == list(engines.processes) == ["engine-0"]
 
 
 def test_an_engine_that_is_given_up_while_its_process_lives_is_killed_and_started_again(make_engines, folder):
     engines, notes = make_engines(1, "engine-0")
     gone = status(folder, engine_0="gone")
-    part = engines.parts["engine-0"]
+    process = engines.processes["engine-0"]
     look(engines, gone)
-    wait_for_end(part)
+    wait_for_end(process)
     look(engines, gone)
-    assert len(notes) == 2 and engines.parts["engine-0"] is not part
+    assert len(notes) == 2 and engines.processes["engine-0"] is not process
     look(engines, gone)  # the status still shows the one before
-    assert len(notes) == 2 and engines.parts["engine-0"].returncode is None
+    assert len(notes) == 2 and engines.processes["engine-0"].returncode is None
 
 
 def test_requested_engines_are_started_once_and_never_under_a_name_that_is_taken(make_engines, folder):
@@ -148,18 +156,15 @@ def test_engines_that_are_added_in_a_row_get_names_of_their_own_before_they_have
     assert engines.names == ["engine-0", "engine-1", "engine-2"]
 
 
-def test_a_part_that_does_not_listen_is_killed_when_it_is_asked_again_later(folder, monkeypatch):
-    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline()
-    part = ManagedProcess("engine-0", process, folder.logs)
-    part.ask_to_end()
-    part.ask_to_end()
-    assert part.returncode is None
-    now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60)
-    part.ask_to_end()
-    assert part.returncode == -9
+def test_a_mistake_of_the_user_ends_the_run_at_once_with_its_message(make_engines, folder, launcher):
+    engines, notes = make_engines(3, "engine-0", "engine-1")
+    says_so = f"echo \"polyrhythm: model='x' cannot be run: use another\"; exit {UserError.exit_code}"
+    mistaken = LocalLauncher(folder).start(ProcessSpec("engine-1", "engine", ["sh", "-c", says_so]))
+    wait_for_end(mistaken)
+    engines.processes["engine-1"] = mistaken
+    with pytest.raises(UserError, match=r"engine-1 ended with exit code 2: model='x' cannot be run: use another"):
+        look(engines, status(folder, engine_0="ready"))
+    assert len(launcher.started) == 2 and not notes, "nothing was started again"
 
 
 def test_a_run_folder_that_goes_on_forgets_old_requests(folder):

@@ -1,0 +1,90 @@
+"""How a process of a run is started, wherever that is. Each kind of launcher is one file, found by `cluster.kind`.
+
+launcher = make_launcher(config.cluster.kind, folder)
+engine = launcher.start(ProcessSpec("engine-0", "engine", command_of(folder, "engine", "--name", "engine-0"), 2))
+engine.ask_to_end()
+engine.end(deadline_s=5.0)
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.errors import AnotherFailed, UserError
+
+LAUNCHERS = {
+    "local": "polyrhythm.cluster.local_processes:LocalLauncher",
+}
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to start: its name in the run, what it is, its command line, and how many threads it computes with."""
+
+    name: str
+    role: Literal["conductor", "engine", "trainer"]
+    command: list[str]
+    num_threads: int = 1
+
+
+class RunProcess(Protocol):
+    """A process that a launcher has started. No method waits longer than its deadline."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log(self) -> Path:
+        """What it has written to stdout and stderr; a process that is started again appends to it."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; the exit code; minus the number of the signal that killed it."""
+        ...
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM the first time. A process that ignores it is killed when it is asked again some seconds later."""
+        ...
+
+    def kill(self) -> None:
+        """End it now, even if it is stopped; it has ended when this returns."""
+        ...
+
+    def end(self, deadline_s: float) -> None:
+        """Wait for a process that was asked to end, and kill it at the deadline."""
+        ...
+
+    def describe_end(self) -> str:
+        """One line: how it ended, its last words if it failed by itself, and where its log is."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes of one run. They end with the supervisor that started them, however that ends."""
+
+    def start(self, spec: ProcessSpec) -> RunProcess: ...
+
+
+def make_launcher(kind: str, folder: RunFolder) -> Launcher:
+    """The launcher that `cluster.kind` names, for the run in `folder`."""
+    module, _, name = LAUNCHERS[kind].partition(":")
+    return getattr(importlib.import_module(module), name)(folder)
+
+
+def command_of(folder: RunFolder, *arguments: str) -> list[str]:
+    """The command line of a process of the run in `folder`."""
+    return [sys.executable, "-m", "polyrhythm", *arguments, "--run", str(folder.path)]
+
+
+def failed_after_another(process: RunProcess) -> bool:
+    """Whether it ended only because another process of the run did."""
+    return process.returncode == AnotherFailed.exit_code
+
+
+def failed_by_mistake(process: RunProcess) -> bool:
+    """Whether it ended by a mistake of the user, which starting it again cannot mend."""
+    return process.returncode == UserError.exit_code

@@ -1,0 +1,138 @@
+"""The supervisor of a run: it starts all processes, watches them, restarts engines, and ends everything together."""
+
+import signal
+import time
+from datetime import datetime
+from typing import Any, Literal
+
+from polyrhythm.chaos.processes import StoppedProcesses
+from polyrhythm.cluster.autoscale import Autoscaler
+from polyrhythm.cluster.engine_processes import EngineProcesses
+from polyrhythm.cluster.launcher import (
+    Launcher,
+    ProcessSpec,
+    RunProcess,
+    command_of,
+    failed_after_another,
+    failed_by_mistake,
+)
+from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, RunFolder
+from polyrhythm.cluster.signals import signals_handled
+from polyrhythm.conductor.engines.cores import CorePlan
+from polyrhythm.config import Config
+from polyrhythm.errors import RunError, UserError
+from polyrhythm.observe.terminal.view import NoView, View
+
+POLL_S = 0.2
+END_DEADLINE_S = 5.0
+SETTLE_S = 0.5
+STATUS_DEADLINE_S = 2.0
+
+
+class Supervisor:
+    """`with Supervisor(...) as run: run.watch(view)`. Leaving the block ends every process."""
+
+    def __init__(self, folder: RunFolder, config: Config, threads: CorePlan, launcher: Launcher):
+        self.folder = folder
+        self.config = config
+        self.threads = threads
+        self.launcher = launcher
+        self.view: View = NoView()
+        self.conductor: RunProcess | None = None
+        self.ranks: list[RunProcess] = []
+        self.stopped = StoppedProcesses(folder.path)
+        self.engines = EngineProcesses(folder, launcher, threads.engine, config.cluster.max_restarts, self.note)
+        self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
+
+    def __enter__(self) -> "Supervisor":
+        try:
+            self.conductor = self._start("conductor", "conductor", 1, "conductor")
+            for index in range(self.config.cluster.num_engines):
+                self.engines.start(f"engine-{index}")
+            for rank, name in enumerate(self.config.training.rank_names):
+                self.ranks.append(self._start(name, "trainer", self.threads.trainer, "trainer", "--rank", str(rank)))
+            self._wait_for_conductor()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def processes(self) -> list[RunProcess]:
+        everything = (self.conductor, *self.engines.processes.values(), *self.ranks)
+        return [process for process in everything if process is not None]
+
+    def watch(self, view: View) -> None:
+        """Until the trainer is done. A process whose end ends the run is a RunError or a UserError that names it."""
+        assert self.conductor is not None
+        self.view = view
+        while any(rank.returncode != 0 for rank in self.ranks):
+            if self.conductor.returncode is not None or any(rank.returncode for rank in self.ranks):
+                raise self._failure()
+            self.stopped.look()
+            self.engines.start_requested()
+            ended = self.engines.ended()
+            if status := self._status():
+                self.engines.reconcile(ended, status)
+                self.autoscaler.look(status)
+                view.update(status)
+            time.sleep(POLL_S)
+
+    def note(self, line: str) -> None:
+        """Tell the user, and keep it."""
+        with open(self.folder.logs / "supervisor.log", "a") as log:
+            print(datetime.now().isoformat(sep=" ", timespec="seconds"), line, file=log)
+        self.view.note(line)
+
+    def close(self) -> None:
+        """Ask every process to end, then insist. It takes seconds: a second Ctrl-C must not leave processes behind."""
+        with signals_handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.stopped.close()
+            for process in self.processes:
+                process.ask_to_end()
+            until = time.monotonic() + END_DEADLINE_S
+            for process in self.processes:
+                process.end(max(0.1, until - time.monotonic()))
+            self.folder.remove_snapshots()
+
+    def _start(self, name: str, role: Literal["conductor", "trainer"], num_threads: int, *arguments: str) -> RunProcess:
+        return self.launcher.start(ProcessSpec(name, role, command_of(self.folder, *arguments), num_threads))
+
+    def _wait_for_conductor(self) -> None:
+        assert self.conductor is not None
+        until = time.monotonic() + CONDUCTOR_DEADLINE_S
+        while self.folder.url("conductor") is None:
+            if self.conductor.returncode is not None or time.monotonic() > until:
+                raise self._failure()
+            time.sleep(0.02)
+
+    def _status(self) -> dict[str, Any] | None:
+        try:
+            return self.folder.admin(STATUS_DEADLINE_S).status()
+        except RunError:
+            return None  # if the conductor is gone, the next look at the processes says so
+
+    def _failure(self) -> RunError | UserError:
+        """The error that ends the run. It names the processes that failed by themselves, killed ones first.
+
+        The others usually failed after them. A mistake of the user explains everything else.
+        """
+        time.sleep(SETTLE_S)
+        until, failed = time.monotonic() + END_DEADLINE_S, self._failed()
+        while failed and all(map(failed_after_another, failed)) and time.monotonic() < until:
+            time.sleep(0.1)  # the process that failed first may answer the others before it ends
+            failed = self._failed()
+        if mistakes := [process for process in failed if failed_by_mistake(process)]:
+            return UserError("\n".join(process.describe_end() for process in mistakes))
+        causes = [process for process in failed if not failed_after_another(process)] or failed
+        if not causes:
+            return RunError("the conductor did not start in time")
+        causes.sort(key=lambda process: (process.returncode or 0) >= 0)
+        return RunError("\n".join(process.describe_end() for process in causes))
+
+    def _failed(self) -> list[RunProcess]:
+        """The processes that have ended and should not have; a rank may end when it is done."""
+        return [p for p in self.processes if p.returncode or (p.returncode == 0 and p not in self.ranks)]
