@@ -19,6 +19,7 @@ import msgspec
 
 from polyrhythm.cache import cache_dir
 from polyrhythm.errors import UserError
+from polyrhythm.models import check_model_config, check_model_folder
 
 MANIFEST_FILE = "manifest.json"
 FETCH_DEADLINE_S = 900.0
@@ -56,21 +57,27 @@ def resolve_model(name: str, *, progress: Progress = print) -> Path:
         return fetch(name, progress=progress)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _check_model_folder(folder.resolve(), name)
+        return check_model_folder(folder.resolve(), name)
     if folder.exists():
         raise UserError(f"model={name!r} is a file: give the folder that holds config.json and the weights")
     if _is_hub_id(name):
-        return _check_model_folder(_download_from_hub(name), name)
+        check_model_config(_download_from_hub(name, ["config.json"]), name)  # before gigabytes of weights
+        return check_model_folder(_download_from_hub(name, HUB_PATTERNS), name)
     raise UserError(f"model={name!r} is not there: use a local folder, a hub id (owner/name) or {_builtin_names()}")
 
 
 def find_model(name: str) -> Path | None:
-    """The folder of the model if it is on this machine already; None if it would have to be fetched."""
+    """The folder of the model if it is on this machine already; None if it would have to be fetched.
+
+    Of a model on the hub the config.json is fetched: a model that cannot be trained is found here too.
+    """
     if name in BUILTIN_MODELS:
         folder = cache_dir() / name
         return folder if _is_complete(folder) else None
     if _is_hub_id(name) and not Path(name).expanduser().exists():
-        return None
+        folder = _download_from_hub(name, ["config.json"])
+        check_model_config(folder, name)
+        return folder if (folder / "tokenizer.json").is_file() else None
     return resolve_model(name)
 
 
@@ -200,12 +207,12 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _download_from_hub(name: str) -> Path:
+def _download_from_hub(name: str, patterns: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=HUB_PATTERNS, etag_timeout=HUB_DEADLINE_S))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=HUB_DEADLINE_S))
     except errors.GatedRepoError as error:
         raise UserError(f"model={name!r} needs its licence accepted on the hub, and a login: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
@@ -219,16 +226,6 @@ def _download_from_hub(name: str) -> Path:
     except Exception as error:
         cause = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"model={name!r} could not be downloaded from the hub: {cause[0]}") from error
-
-
-def _check_model_folder(folder: Path, name: str) -> Path:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model={name!r} has no config.json: give a folder with a transformers model")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(f"model={name!r} has no *.safetensors file: save the model with save_pretrained")
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"model={name!r} has no tokenizer.json: save its fast tokenizer into the folder too")
-    return folder
 
 
 def _builtin_names() -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -105,7 +106,19 @@ def test_dry_run_prints_the_configuration_and_the_processes_and_starts_nothing(c
         ("--rollout.top_p", "0.9", "rollout.top_p does not exist: completions drawn from a filtered distribution"),
     ],
 )
-def test_an_old_name_is_answered_with_the_new_one(cli, flag, value, message):
-    outcome = cli.run(*cli.arguments(), *([flag] if value is None else [flag, value]), "--dry-run")
+def test_an_old_name_is_answered_with_the_new_one(cli, run, flag, value, message):
+    outcome = run(*cli.arguments(), *([flag] if value is None else [flag, value]), "--dry-run")
     assert outcome.returncode == 2
     assert message in outcome.output and "Traceback" not in outcome.output
+
+
+@pytest.mark.parametrize("command", ["train", "train --dry-run", "fetch"])
+def test_a_model_that_cannot_be_run_is_refused_before_any_process_starts(cli, run, tiny_model_dir, work_dir, command):
+    folder = shutil.copytree(tiny_model_dir, work_dir / "capped")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gemma2", "final_logit_softcapping": 30.0}))
+    name, *flags = command.split()
+    outcome = run("fetch", "capped") if name == "fetch" else run(*cli.arguments(model="capped"), *flags)
+    assert outcome.returncode == 2 and outcome.run_dir is None
+    assert outcome.output.startswith("polyrhythm: model='capped' is of type gemma2, and the embedded engine runs llama")
+    assert len(outcome.output.splitlines()) == 1

@@ -21,8 +21,7 @@ from polyrhythm.engine.embedded.kv_cache import KvCache, KvRange
 from polyrhythm.engine.embedded.projection import Projection
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.elementwise import can_be_fused, rms_norm
-
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+from polyrhythm.models import why_not_generated
 
 
 @dataclass(frozen=True)
@@ -185,23 +184,10 @@ def _load(model_dir: Path) -> Any:
         config = AutoConfig.from_pretrained(model_dir)
     except (OSError, ValueError) as error:
         raise UserError(f"model folder {model_dir} cannot be read: {str(error).splitlines()[0]}") from error
-    _check_supported(config)
+    if why := why_not_generated(config.to_dict()):
+        raise UserError(f"the model in {model_dir} {why}")
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     return model.to(choose_device()).eval().requires_grad_(False)
-
-
-def _check_supported(config: Any) -> None:
-    model_type = config.model_type
-    if model_type not in SUPPORTED_MODEL_TYPES:
-        supported = ", ".join(SUPPORTED_MODEL_TYPES)
-        raise UserError(f"model type {model_type!r} is not supported by the embedded engine: it runs {supported}")
-    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or []):
-        raise UserError(f"this {model_type} model has sliding windows, which the embedded engine does not run")
-    if config.hidden_act != "silu":
-        raise UserError(f"activation {config.hidden_act!r} is not supported by the embedded engine: it runs silu")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in ("dynamic", "longrope"):
-        raise UserError(f"rope type {rope_type!r} depends on the prompt: the embedded engine does not run it")
 
 
 def _layer(module: Any, heads: Heads) -> Layer:

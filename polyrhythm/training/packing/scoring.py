@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.models import why_not_trained
 from polyrhythm.training.packing.attention import IMPLEMENTATION, AttentionPlan, kernel_for
 from polyrhythm.training.packing.layout import Block, Layout, pack
 from polyrhythm.training.packing.logprobs import token_logprobs
@@ -23,8 +24,6 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # Two small groups: enough for a state or a score to leak from one sequence into another, if it can.
 _PROBE = [([3, 1, 4, 1, 5], [[9, 2, 6], [5, 3]]), ([5, 8], [[9, 7, 9], [3]])]
 _PROBE_TOLERANCE = 1e-3
-# Their frequencies are chosen by the longest sequence of a row: each sequence would depend on its neighbours.
-_ROPES_OF_THE_WHOLE_ROW = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,14 +102,8 @@ def prepare_model(
 def reasons_against_sharing(model: PreTrainedModel, longest_sequence: int | None) -> list[str]:
     """Why a model's prompts cannot be shared, as far as its configuration tells. Raises for what cannot be packed at all."""
     config = model.config.get_text_config()
-    if softcap := getattr(config, "final_logit_softcapping", None):
-        raise UserError(
-            f"{type(model).__name__} soft-caps its logits (final_logit_softcapping={softcap}): not supported"
-        )
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in _ROPES_OF_THE_WHOLE_ROW:
-        raise UserError(f"{type(model).__name__} chooses its rotary frequencies by the longest sequence of a row "
-                        f"(rope_type={rope_type!r}): not supported")  # fmt: skip
+    if why := why_not_trained(config.to_dict()):
+        raise UserError(f"{type(model).__name__} {why}: it cannot be trained")
     reasons: list[str] = []
     if dropout := getattr(config, "attention_dropout", 0.0):
         reasons.append(f"attention_dropout={dropout} (set it to 0 in the model's configuration)")

@@ -64,7 +64,7 @@ def silent(_: str) -> None:
 def make_model_folder(folder: Path, *names: str) -> Path:
     folder.mkdir()
     for name in names:
-        (folder / name).write_text("{}", encoding="utf-8")
+        (folder / name).write_text('{"model_type": "llama"}', encoding="utf-8")
     return folder
 
 
@@ -156,7 +156,7 @@ def test_a_local_folder_is_used_as_it_is(tmp_path: Path) -> None:
     ("names", "missing"),
     [
         (["model.safetensors", "tokenizer.json"], "no config.json"),
-        (["config.json", "tokenizer.json"], "no *.safetensors"),
+        (["config.json", "tokenizer.json"], "no model.safetensors"),
         (["config.json", "model.safetensors"], "no tokenizer.json"),
     ],
 )
