@@ -31,7 +31,7 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
-from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
+from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import SingleTurn
@@ -139,7 +139,8 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
         conductor.join(JoinRequest(f"engine-{index}", urls[index % len(urls)] + f"?{index}"))
     memory_before = resident_bytes()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    await conductor.open_step(0)
+    conductor.published(Published(0, {}))
+    await conductor.wait_for_engines(0)
     assert conductor.step is not None
     while conductor.step.num_dispatched < num_groups:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -151,7 +152,7 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
         reply = await conductor.groups(0, num_taken, num_groups, 20.0)
         messages.encode(reply)
         num_taken += len(reply.groups)
-    conductor.commit(CommitStep(0, {}))
+    conductor.published(Published(1, {}))
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     return {
         "cpu_ms_per_rollout": 1000 * cpu_s / num_rollouts,

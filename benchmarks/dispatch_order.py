@@ -16,7 +16,7 @@ from conductor import InstantScorer, NoLogger, Text
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.messages import CommitStep, EngineStatus, GenerateReply, GenerateRequest, JoinRequest
+from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
@@ -101,11 +101,12 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
         for index in range(num_engines):
             conductor.join(JoinRequest(f"engine-{index}", f"http://127.0.0.1:{index + 1}"))
         for version in (0, 1):
-            await conductor.open_step(version)
+            conductor.published(Published(version, {}))
+            await conductor.wait_for_engines(version)
             num_taken = 0
             while num_taken < len(lengths):
                 num_taken += len((await conductor.groups(version, num_taken, len(lengths), 20.0)).groups)
-            conductor.commit(CommitStep(version=version, metrics={}))
+            conductor.published(Published(version + 1, {}))
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running

@@ -136,7 +136,7 @@ class Share:
     def __init__(self, options: argparse.Namespace):
         self.options = options
 
-    def open_step(self, version: int, deadline_s: float) -> None: ...
+    def wait_for_engines(self, version: int, deadline_s: float) -> None: ...
 
     def groups(self, version: int, offset: int, until: int, wait_s: float):
         from polyrhythm.messages import GroupsReply
@@ -144,7 +144,7 @@ class Share:
         mine = range(self.options.rank, self.options.groups, self.options.num_ranks)
         return GroupsReply(groups=[_group(version, position) for position in mine][offset:], is_last=True)
 
-    def commit_step(self, version: int, metrics: dict[str, float]) -> None: ...
+    def published(self, version: int, metrics: dict[str, float]) -> None: ...
 
 
 def _group(version: int, position: int):

@@ -81,11 +81,14 @@ class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-class OpenStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first rank has published `version` and opens the step of the same number; the others wait for that."""
+class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Weights `version` are in the store: the step before it is done, the step of its number may begin.
+
+    `metrics` is what the trainer measured in the step before; the first version of a run has none.
+    """
 
     version: int
-    rank: int = 0
+    metrics: dict[str, float]
 
 
 class GroupsReply(msgspec.Struct, frozen=True):
@@ -93,13 +96,6 @@ class GroupsReply(msgspec.Struct, frozen=True):
 
     groups: list[Group]
     is_last: bool
-
-
-class CommitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The update is done and `version + 1` is published: close the step and log what the trainer measured."""
-
-    version: int
-    metrics: dict[str, float]
 
 
 def encode(message: Any) -> bytes:

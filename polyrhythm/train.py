@@ -37,8 +37,10 @@ def train(
         if trainer.ranks.is_first:  # it speaks for all
             with recorder.doing(Activity.PUBLISH):
                 store.publish(trainer.policy, version=step.version + 1)
-            step.commit(_times(recorder) | metrics)  # ledger, cursor and metrics move together
-            checkpoints.save_if_due(step.version + 1)
+            step.commit(
+                _times(recorder) | metrics
+            )  # ledger, cursor and metrics move together; engines begin the next step
+            checkpoints.save_if_due(step.version + 1)  # meanwhile: the weights stay as they are until the next update
 
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
@@ -55,9 +57,10 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if run.first_step > 0:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)
+        loader = RolloutLoader(client, config, recorder=recorder, first_step=run.first_step)
         if ranks.is_first:
             store.publish(trainer.policy, version=run.first_step)
-    loader = RolloutLoader(client, config, recorder=recorder, first_step=run.first_step)
+            loader.announce(run.first_step)
     train(loader, trainer, store, checkpoints, recorder)
     leave_ranks()
     if ranks.is_first:

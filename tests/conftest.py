@@ -86,8 +86,11 @@ class ScriptedSource:
         self.num_arrived = 0
         self.events = events if events is not None else []
 
-    def open_step(self, version: int, deadline_s: float) -> None:
-        self.events.append(f"open {version}")
+    def published(self, version: int, metrics: dict[str, float]) -> None:
+        self.events.append(f"published {version}")
+
+    def wait_for_engines(self, version: int, deadline_s: float) -> None:
+        self.events.append(f"engines hold {version}")
         self.num_arrived, self.handed_out = 0, []
 
     def groups(self, version: int, offset: int, until: int, wait_s: float) -> GroupsReply:
@@ -97,6 +100,3 @@ class ScriptedSource:
             self.num_arrived += 1
             self.events += [f"finished {group.position}" for group in arrival]
         return GroupsReply(groups=self.handed_out[offset:until], is_last=len(self.handed_out) >= until)
-
-    def commit_step(self, version: int, metrics: dict[str, float]) -> None:
-        self.events.append(f"commit {version}")

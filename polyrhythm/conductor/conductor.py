@@ -22,7 +22,7 @@ from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.messages import CommitStep, GroupsReply, JoinRequest
+from polyrhythm.messages import GroupsReply, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers import Logger
 from polyrhythm.rollout import Rollouter
@@ -162,19 +162,32 @@ class Conductor:
         self.pool.dismiss(self._engine(name), "removed", for_good=True)
         self._event()
 
-    async def open_step(self, version: int, rank: int = 0) -> None:
-        """Answers when engines hold `version` and the first groups are on their way. Asking again is harmless.
+    def published(self, request: Published) -> None:
+        """New weights are in the store: log the step that made them, let go of it, and begin the next.
 
-        The first rank begins the step, because it has published the weights; the others wait for that.
+        To say the last version again is harmless. After the last step of the run none begins.
         """
+        self._raise_failure()
+        version, step = request.version, self.step
+        if step is not None and version == step.version + step.is_committed:
+            return
+        if step is not None:
+            self._check_done(step, version)
+        cursor = self._journal.cursor(version)
+        if cursor is None or version > self.config.num_steps:
+            raise Conflict(f"weights v{version} cannot be: step {version - 1} was never finished")
+        if step is not None:
+            self._close_step(step, request.metrics)
+        if version < self.config.num_steps:
+            self._begin_step(version, cursor)
+
+    async def wait_for_engines(self, version: int, rank: int = 0) -> None:
+        """Answers when `version` is published, engines hold it and the first groups are on their way."""
         self._check_rank(rank)
-        while rank > 0 and (self.step is None or self.step.version < version):
+        while self.step is None or self.step.version < version:
             self._raise_failure()
             await self._changed.wait(TICK_S)
-        if self.step is None or self.step.version != version:
-            self._begin_step(version)
-        step = self.step
-        assert step is not None
+        step = self._step_at(version)
         while step.dispatched_at_s is None:
             self._raise_failure()
             await self._changed.wait(TICK_S)
@@ -196,12 +209,10 @@ class Conductor:
                 return GroupsReply(groups=groups, is_last=is_last)
             await step.changed.wait(min(remaining_s, TICK_S))
 
-    def commit(self, request: CommitStep) -> None:
-        """The update is done: log the step and let go of it. Committing the last step again is harmless."""
-        self._raise_failure()
-        step = self._step_at(request.version)
-        if step.is_committed:
-            return
+    def _check_done(self, step: Step, version: int) -> None:
+        """Conflict unless the step can have made these weights."""
+        if version != step.version + 1 or step.is_committed:
+            raise Conflict(f"weights v{version} cannot be: step {step.version} is open")
         if not step.is_complete:
             raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
         if step.assignment.num_taken < step.num_groups:
@@ -209,12 +220,14 @@ class Conductor:
                 f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.version}: "
                 f"all of training.num_ranks={self.config.training.num_ranks} must take part"
             )
+
+    def _close_step(self, step: Step, metrics: dict[str, float]) -> None:
         engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
         self.pool.num_lost = 0
         if self.cores is not None:
             engines["cores/changes"] = self.cores.num_changes
             self.cores.num_changes = 0
-        step.metrics = step_metrics(step, time.monotonic()) | engines | request.metrics
+        step.metrics = step_metrics(step, time.monotonic()) | engines | metrics
         self.last_metrics = step.metrics
         self.last_samples = self._samples(step)
         self.history["reward"].append(step.metrics["reward/mean"])
@@ -237,11 +250,7 @@ class Conductor:
         self._raise_failure()
         return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
 
-    def _begin_step(self, version: int) -> None:
-        cursor = self._journal.cursor(version)
-        if cursor is None or (self.step is not None and not (self.step.is_committed and self.step.version < version)):
-            now = f"step {self.step.version} is open" if self.step else "no step is open"
-            raise Conflict(f"step {version} cannot be opened: {now}")
+    def _begin_step(self, version: int, cursor: int) -> None:
         rollout, training = self.config.rollout, self.config.training
         step = Step(
             version=version,
@@ -254,6 +263,7 @@ class Conductor:
                 training.num_ranks, training.tokens_per_micro_batch, in_turn=self.config.order == "problem"
             ),
             opened_at_s=time.monotonic(),
+            last_group_before_s=max(self.step.finished_at_s.values()) if self.step else None,
         )
         num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))
         if num_restored:

@@ -21,7 +21,7 @@ from polyrhythm.errors import UserError
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.guard import ConnectionGuard
-from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep, RunInfo, ThreadsRequest
+from polyrhythm.messages import EngineName, JoinRequest, Published, RunInfo, ThreadsRequest
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
@@ -70,9 +70,9 @@ class Service:
                 web.post("/engines/heartbeat", self._heartbeat),
                 web.post("/engines/drain", self._drain),
                 web.post("/engines/remove", self._remove),
-                web.post("/steps/open", self._open),
+                web.post("/weights/published", self._published),
+                web.get(r"/steps/{version:\d{1,9}}/ready", self._ready),
                 web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
-                web.post("/steps/commit", self._commit),
                 web.post("/trainer/report", self._report),
                 web.get("/trainer/threads", self._trainer_threads),
                 *self._more_routes,
@@ -130,9 +130,12 @@ class Service:
         self._conductor.remove((await _message(request, EngineName)).name)
         return _reply({})
 
-    async def _open(self, request: web.Request) -> web.Response:
-        asked = await _message(request, OpenStep)
-        await self._conductor.open_step(asked.version, asked.rank)
+    async def _published(self, request: web.Request) -> web.Response:
+        self._conductor.published(await _message(request, Published))
+        return _reply({})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        await self._conductor.wait_for_engines(int(request.match_info["version"]), int(_number(request, "rank")))
         return _reply({})
 
     async def _groups(self, request: web.Request) -> web.Response:
@@ -140,10 +143,6 @@ class Service:
         offset, rank = int(_number(request, "offset")), int(_number(request, "rank"))
         until = int(_number(request, "until", default=ALL_GROUPS))
         return _reply(await self._conductor.groups(version, offset, until, wait_s, rank))
-
-    async def _commit(self, request: web.Request) -> web.Response:
-        self._conductor.commit(await _message(request, CommitStep))
-        return _reply({})
 
     async def _trainer_threads(self, request: web.Request) -> web.Response:
         known, wait_s = int(_number(request, "known")), min(_number(request, "wait_s"), MAX_WAIT_S)

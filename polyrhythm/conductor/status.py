@@ -77,9 +77,9 @@ def who_waits(conductor: Conductor) -> str:
     if not engines:
         return f"everybody waits for engines: {conductor.config.cluster.num_engines} are expected, none is there"
     if step is None:
-        return "engines wait for the trainer to open the first step"
+        return "engines wait for the trainer to publish the first weights"
     if step.is_committed:
-        return f"engines wait for the trainer to open step {step.version + 1}"
+        return "nobody: all steps are done"
     if step.dispatched_at_s is None:
         return f"the trainer waits for {_names_of_loading(engines)} to load version {step.version}"
     busy = [engine.name for engine in engines if engine.requests]

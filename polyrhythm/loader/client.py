@@ -12,8 +12,7 @@ LONG_POLL_S = 20.0
 GRACE_S = 30.0
 REPORT_DEADLINE_S = 5.0
 FIRST_RANK_S = 86_400.0
-"""The first rank publishes weights and writes checkpoints before it opens the next step; the others wait. The conductor
-judges whether anything still happens."""
+"""The others wait while the first rank publishes weights. The conductor judges whether anything still happens."""
 RUN_FAILED = 503
 
 
@@ -24,17 +23,19 @@ class ConductorClient:
         self._rank = rank
         self._client = BlockingClient(url, credential, peer="the conductor")
 
-    def open_step(self, version: int, deadline_s: float) -> None:
+    def published(self, version: int, metrics: dict[str, float]) -> None:
+        """Say that weights `version` are in the store, and what was measured in the step that made them."""
+        self._call("POST", "/weights/published", messages.Published(version=version, metrics=metrics), GRACE_S)
+
+    def wait_for_engines(self, version: int, deadline_s: float) -> None:
+        """Until engines hold `version` and its step has begun."""
         if self._rank > 0:
             deadline_s += FIRST_RANK_S
-        self._call("POST", "/steps/open", messages.OpenStep(version=version, rank=self._rank), deadline_s)
+        self._call("GET", f"/steps/{version}/ready?rank={self._rank}", None, deadline_s)
 
     def groups(self, version: int, offset: int, until: int, wait_s: float) -> messages.GroupsReply:
         path = f"/steps/{version}/groups?offset={offset}&until={until}&rank={self._rank}&wait_s={wait_s}"
         return messages.decode(self._call("GET", path, None, wait_s + GRACE_S), messages.GroupsReply)
-
-    def commit_step(self, version: int, metrics: dict[str, float]) -> None:
-        self._call("POST", "/steps/commit", messages.CommitStep(version=version, metrics=metrics), GRACE_S)
 
     def report(self, report: ActivityReport) -> None:
         self._call("POST", "/trainer/report", report, REPORT_DEADLINE_S)

@@ -18,9 +18,9 @@ from polyrhythm.types import Group, MicroBatch
 class GroupSource(Protocol):
     """Where groups come from: the conductor's client, or a script in a test."""
 
-    def open_step(self, version: int, deadline_s: float) -> None: ...
+    def published(self, version: int, metrics: dict[str, float]) -> None: ...
+    def wait_for_engines(self, version: int, deadline_s: float) -> None: ...
     def groups(self, version: int, offset: int, until: int, wait_s: float) -> GroupsReply: ...
-    def commit_step(self, version: int, metrics: dict[str, float]) -> None: ...
 
 
 class RolloutLoader:
@@ -44,14 +44,18 @@ class RolloutLoader:
         self.recorder = recorder or ActivityRecorder("trainer")
         self.first_step = first_step
 
+    def announce(self, version: int) -> None:
+        """The first weights of this process are published: engines may load them and begin."""
+        self.source.published(version, {})
+
     def steps(self) -> Iterator["Step"]:
         """Consumes nothing, produces one Step per period, waits until the engines have proved that they hold its version."""
         for version in range(self.first_step, self.config.num_steps):
             with self.recorder.doing(Activity.LOAD):
-                self.source.open_step(version, self._open_deadline_s())
+                self.source.wait_for_engines(version, self._load_deadline_s())
             yield Step(self, version)
 
-    def _open_deadline_s(self) -> float:
+    def _load_deadline_s(self) -> float:
         """Longer than the conductor waits for engines to start and load, so that its cause is heard and not a timeout."""
         return self.config.engine.start_deadline_s + self.config.weights.load_deadline_s + 30.0
 
@@ -77,8 +81,9 @@ class Step:
             yield self._micro_batches()
 
     def commit(self, metrics: dict[str, float]) -> None:
+        """Say that `version + 1` is published: this closes the step, and engines begin the next one at once."""
         with self.loader.recorder.doing(Activity.COMMIT):
-            self.loader.source.commit_step(self.version, metrics)
+            self.loader.source.published(self.version + 1, metrics)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
         while groups := self._take():

@@ -38,7 +38,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
 def test_a_rank_that_is_not_the_first_trains_and_leaves_the_rest_to_the_first(tmp_path):
     trainer, source = run_follower(tmp_path, build_tiny_model("llama"))
     assert trainer.optimizer.num_updates == 1
-    assert "commit 0" not in source.events
+    assert "published 1" not in source.events
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["v00000000"]
     assert not (tmp_path / "checkpoints").exists()
 

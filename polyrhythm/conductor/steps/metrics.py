@@ -35,6 +35,7 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
         "generate/first_group_s": first_group_s,
         "generate/last_group_s": last_group_s,
         "time/load_s": dispatched_at_s - step.opened_at_s,
+        **_idle(step.last_group_before_s, dispatched_at_s),
         "time/step_s": now_s - step.opened_at_s,
         "onpolicy/violations": step.ledger.num_violations,
         "ledger/duplicates": step.ledger.num_duplicates,
@@ -43,6 +44,11 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
         "dispatch/hedged": step.num_hedged,
         "groups/replaced": step.num_replaced,
     }
+
+
+def _idle(last_group_before_s: float | None, dispatched_at_s: float) -> dict[str, float]:
+    """How long no engine had anything to generate: from the last group of the step before to the first request."""
+    return {} if last_group_before_s is None else {"time/engines_idle_s": dispatched_at_s - last_group_before_s}
 
 
 def _accuracy(rewards: list[float]) -> dict[str, float]:

@@ -23,6 +23,9 @@ class Step:
     order: Literal["completion", "problem"]
     assignment: GroupAssignment
     opened_at_s: float
+    """When its weights were published."""
+    last_group_before_s: float | None = None
+    """When the last group of the step before was finished; None for the first step of this process."""
     changed: Change = field(default_factory=Change)
     handed_out: list[Group] = field(default_factory=list)
     finished: dict[int, Group] = field(default_factory=dict)

@@ -179,7 +179,9 @@ class Stage:
             return response.status, await response.read()
 
     async def open(self, version: int) -> tuple[int, bytes]:
-        return await self.call("POST", "/steps/open", messages.OpenStep(version))
+        """Weights are published, for the first time or again; answers when engines hold them."""
+        status, body = await self.published(version)
+        return await self.call("GET", f"/steps/{version}/ready") if status == 200 else (status, body)
 
     async def groups(
         self, version: int, offset: int, wait_s: float = 10.0, rank: int = 0, until: int = 1000
@@ -197,7 +199,10 @@ class Stage:
         return groups
 
     async def commit(self, version: int, **metrics: float) -> tuple[int, bytes]:
-        return await self.call("POST", "/steps/commit", messages.CommitStep(version, metrics))
+        return await self.published(version + 1, **metrics)
+
+    async def published(self, version: int, **metrics: float) -> tuple[int, bytes]:
+        return await self.call("POST", "/weights/published", messages.Published(version, metrics))
 
     async def status(self) -> dict[str, Any]:
         status, body = await self.call("GET", "/status")

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from polyrhythm import messages
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
-from polyrhythm.messages import CommitStep, EngineName, JoinRequest, OpenStep
+from polyrhythm.messages import EngineName, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
 
-POSTS = ["/engines/join", "/engines/heartbeat", "/engines/drain", "/engines/remove", "/steps/open", "/steps/commit"]
-GETS = ["/status", "/engines", "/steps/0/groups"]
-MESSAGES = [JoinRequest, EngineName, OpenStep, CommitStep, ActivityReport]
+POSTS = ["/engines/join", "/engines/heartbeat", "/engines/drain", "/engines/remove", "/weights/published"]
+GETS = ["/status", "/engines", "/steps/0/ready", "/steps/0/groups"]
+MESSAGES = [JoinRequest, EngineName, Published, ActivityReport]
 
 
 async def assert_unharmed(stage) -> None:
@@ -70,7 +70,7 @@ async def test_a_client_that_sends_its_body_slowly_is_let_go(make_stage, monkeyp
     host, port = stage.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
-        b"POST /steps/open HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin-token\r\n"
+        b"POST /weights/published HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer admin-token\r\n"
         b"Content-Type: application/msgpack\r\nContent-Length: 100\r\n\r\n\x81"
     )
     async with asyncio.timeout(5):
@@ -92,7 +92,7 @@ async def test_fuzzed_bodies_are_refused_in_one_line(make_stage):
     headers = {"Authorization": "Bearer admin-token", "Content-Type": messages.CONTENT_TYPE}
     async with aiohttp.ClientSession(headers=headers) as session:
         for body in bodies:
-            async with session.post(f"{stage.url}/steps/open", data=body) as response:
+            async with session.post(f"{stage.url}/weights/published", data=body) as response:
                 text = await response.text()
                 assert response.status == 400, (body, text)
                 assert "\n" not in text and "Traceback" not in text and "admin-token" not in text

@@ -115,8 +115,36 @@ async def test_asking_again_changes_nothing(make_stage):
     assert (await stage.groups(0, 2)).groups == groups[2:]
     assert (await stage.groups(0, 4, wait_s=0)).groups == []
     assert [(await stage.commit(0))[0] for _ in range(2)] == [200, 200]
+    assert (await stage.open(1))[0] == 200
     assert len(stage.logger.rows) == 1
-    assert stage.conductor.step.next_cursor == 4
+    assert stage.conductor.step.next_cursor == 8
+    loads = [event for event in stage.events if event[0] == "load"]
+    assert loads == [("load", "engine-0", 0), ("load", "engine-0", 1)]
+
+
+async def test_engines_begin_the_next_step_as_soon_as_its_weights_are_published(make_stage):
+    stage = await make_stage()
+    await stage.open(0)
+    await stage.all_groups(0)
+    assert (await stage.published(1, **{"train/loss": 0.5}))[0] == 200
+    # The trainer asks for nothing more: it may be writing a checkpoint.
+    await stage.until(lambda: stage.conductor.step.version == 1 and stage.conductor.step.is_complete)
+    assert [step for step, _ in stage.logger.rows] == [0]
+    assert (await stage.open(1))[0] == 200
+    await stage.all_groups(1)
+    assert (await stage.published(2))[0] == 200
+    first, second = (row for _, row in stage.logger.rows)
+    assert "time/engines_idle_s" not in first and second["time/engines_idle_s"] > 0
+
+
+async def test_the_weights_of_the_last_step_begin_no_other(make_stage):
+    stage = await make_stage(num_steps=1)
+    await stage.open(0)
+    await stage.all_groups(0)
+    assert [(await stage.published(1))[0] for _ in range(2)] == [200, 200]
+    assert (await stage.published(2))[0] == 409
+    assert (stage.conductor.step.version, stage.conductor.step.is_committed) == (0, True)
+    assert (await stage.status())["waiting"] == "nobody: all steps are done"
     assert [event for event in stage.events if event[0] == "load"] == [("load", "engine-0", 0)]
 
 
@@ -125,8 +153,9 @@ async def test_steps_cannot_be_skipped_or_committed_early(make_stage):
     assert (await stage.open(1))[0] == 409
     stage.engines[0].hold("0/3")
     await stage.open(0)
-    assert (await stage.commit(0))[0] == 409
-    assert (await stage.open(1))[0] == 409
+    assert (await stage.published(1))[0] == 409
+    assert (await stage.published(2))[0] == 409
+    assert stage.conductor.step.version == 0 and not stage.logger.rows
     assert (await stage.call("GET", "/steps/7/groups"))[0] == 409
 
 
@@ -181,7 +210,7 @@ async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_s
 
 async def test_the_status_shows_who_waits_for_whom(make_stage):
     stage = await make_stage()
-    assert "first step" in (await stage.status())["waiting"]
+    assert "first weights" in (await stage.status())["waiting"]
     stage.engines[0].hold("0/0")
     await stage.open(0)
     await stage.call(
@@ -218,9 +247,9 @@ async def test_what_cannot_be_read_is_refused_and_nothing_happens(make_stage):
     bad_version = msgspec.msgpack.encode({"version": "zero"})
     async with aiohttp.ClientSession(headers=headers) as session:
         for body in (b"", b"\xc1", b"{}", bad_version, msgspec.msgpack.encode({"version": 0, "path": "../x"})):
-            async with session.post(f"{stage.url}/steps/open", data=body) as response:
+            async with session.post(f"{stage.url}/weights/published", data=body) as response:
                 assert response.status == 400
-        async with session.post(f"{stage.url}/steps/open", json={"version": 0}) as response:
+        async with session.post(f"{stage.url}/weights/published", json={"version": 0}) as response:
             assert response.status in (400, 415)
         for query in ("offset=-1", "offset=x", "wait_s=nan", "offset=1e99"):
             async with session.get(f"{stage.url}/steps/0/groups?{query}") as response:

@@ -4,21 +4,20 @@ import asyncio
 
 import pytest
 
-from polyrhythm import messages
 from polyrhythm.observe.activity import Activity, ActivityReport
 
 TWO_RANKS = {"num_ranks": 2}
 
 
-async def test_the_other_ranks_wait_until_the_first_has_opened_the_step(make_stage):
+async def test_the_other_ranks_wait_until_the_first_has_published_the_weights(make_stage):
     stage = await make_stage(training=TWO_RANKS)
-    second = asyncio.create_task(stage.call("POST", "/steps/open", messages.OpenStep(0, rank=1)))
+    second = asyncio.create_task(stage.call("GET", "/steps/0/ready?rank=1"))
     done, _ = await asyncio.wait([second], timeout=0.2)
     assert not done
     assert (await stage.open(0))[0] == 200
     async with asyncio.timeout(5):
         assert (await second)[0] == 200
-    assert (await stage.call("POST", "/steps/open", messages.OpenStep(0, rank=1)))[0] == 200
+    assert (await stage.call("GET", "/steps/0/ready?rank=1"))[0] == 200
 
 
 async def test_a_rank_without_work_is_told_when_another_has_got_the_last_group(make_stage):
@@ -80,7 +79,7 @@ async def test_a_rank_that_does_not_exist_gets_nothing(make_stage):
     await stage.open(0)
     for call in (
         stage.call("GET", "/steps/0/groups?rank=2"),
-        stage.call("POST", "/steps/open", messages.OpenStep(0, rank=2)),
+        stage.call("GET", "/steps/0/ready?rank=2"),
         stage.call("POST", "/trainer/report", ActivityReport("trainer-2", Activity.WAIT, [])),
     ):
         status, said = await call

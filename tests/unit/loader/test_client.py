@@ -15,8 +15,7 @@ from polyrhythm.loader.client import ConductorClient
 @contextmanager
 def conductor_that_answers(status: int) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
+        def do_GET(self) -> None:
             self.send_response(status)
             self.send_header("Content-Length", "6")
             self.end_headers()
@@ -38,15 +37,15 @@ def conductor_that_answers(status: int) -> Iterator[str]:
 @pytest.mark.parametrize(("status", "error"), [(503, AnotherFailed), (409, RunError), (400, RunError)])
 def test_a_refusal_is_told_from_a_run_that_has_failed(status: int, error: type[RunError]):
     with conductor_that_answers(status) as url, pytest.raises(RunError, match=f"answered {status}: cause$") as caught:
-        ConductorClient(url, "token").open_step(0, 5)
+        ConductorClient(url, "token").wait_for_engines(0, 5)
     assert type(caught.value) is error
 
 
 def test_a_conductor_that_is_not_there_has_failed():
     with pytest.raises(AnotherFailed, match="the conductor cannot be reached"):
-        ConductorClient("http://127.0.0.1:9", "token").open_step(0, 5)
+        ConductorClient("http://127.0.0.1:9", "token").wait_for_engines(0, 5)
 
 
 def test_a_conductor_that_says_nothing_has_failed():
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(AnotherFailed, match="did not answer"):
-        ConductorClient(f"http://127.0.0.1:{silent.getsockname()[1]}", "token").open_step(0, 0.2)
+        ConductorClient(f"http://127.0.0.1:{silent.getsockname()[1]}", "token").wait_for_engines(0, 0.2)

@@ -31,7 +31,7 @@ def test_training_starts_before_the_last_group_is_finished():
     source = ScriptedSource([[make_group(position)] for position in (2, 0, 1)])
     run_step(source, config_for(3))
     assert source.events == [
-        "open 0", "finished 2", "train [2]", "finished 0", "train [0]", "finished 1", "train [1]", "commit 0",
+        "engines hold 0", "finished 2", "train [2]", "finished 0", "train [0]", "finished 1", "train [1]", "published 1",
     ]  # fmt: skip
 
 
