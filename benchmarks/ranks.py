@@ -95,6 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
     from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
+    from polyrhythm.weights.export import exported
     from polyrhythm.weights.store import WeightStore
 
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
@@ -105,14 +106,14 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     store, seconds = WeightStore(options.folder / "weights"), []
     for step in RolloutLoader(Share(options), config, recorder=trainer.recorder).steps():
         if ranks.is_first:
-            store.publish(trainer.policy, step.version)
+            store.publish(exported(trainer.policy), step.version)
         ranks.gather(step.version)  # everybody is here
         trainer.recorder.take_seconds()
         started = time.monotonic()
         trainer.begin_step(step.version)
         if not ranks.is_first:
             with trainer.recorder.doing(Activity.VERIFY):
-                store.verify(trainer.policy, step.version)
+                store.verify(exported(trainer.policy), step.version)
         for update in step.updates():
             for micro_batch in update:
                 trainer.forward_backward(micro_batch)

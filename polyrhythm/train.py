@@ -18,6 +18,7 @@ from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
 from polyrhythm.training.policy.tri_model import load_policy, save_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
+from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import WeightStore
 
 
@@ -28,7 +29,7 @@ def train(
         trainer.begin_step(step.version)
         if not trainer.ranks.is_first:
             with recorder.doing(Activity.VERIFY):
-                store.verify(trainer.policy, step.version)  # the ranks have not drifted apart
+                store.verify(exported(trainer.policy), step.version)  # the ranks have not drifted apart
         for update in step.updates():  # one, unless training.updates_per_step says more
             for micro_batch in update:  # finished groups, as they finish
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
@@ -36,11 +37,9 @@ def train(
         metrics = trainer.metrics()
         if trainer.ranks.is_first:  # it speaks for all
             with recorder.doing(Activity.PUBLISH):
-                store.publish(trainer.policy, version=step.version + 1)
-            step.commit(
-                _times(recorder) | metrics
-            )  # ledger, cursor and metrics move together; engines begin the next step
-            checkpoints.save_if_due(step.version + 1)  # meanwhile: the weights stay as they are until the next update
+                store.publish(exported(trainer.policy), version=step.version + 1)
+            step.commit(_times(recorder) | metrics)  # the step is closed, engines begin the next one
+            checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
 
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
@@ -59,7 +58,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         store = WeightStore(run.store_root, keep=config.weights.keep)
         loader = RolloutLoader(client, config, recorder=recorder, first_step=run.first_step)
         if ranks.is_first:
-            store.publish(trainer.policy, version=run.first_step)
+            store.publish(exported(trainer.policy), version=run.first_step)
             loader.announce(run.first_step)
     train(loader, trainer, store, checkpoints, recorder)
     leave_ranks()

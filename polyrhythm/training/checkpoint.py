@@ -10,7 +10,8 @@ import torch
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity
 from polyrhythm.training.trainer import Trainer
-from polyrhythm.weights.store import SnapshotError, WeightStore, weights_of
+from polyrhythm.weights.export import named_weights, whole
+from polyrhythm.weights.store import SnapshotError, WeightStore
 
 NUM_KEPT = 2
 
@@ -34,11 +35,11 @@ class Checkpoints:
             self.save(version)
 
     def save(self, version: int) -> None:
-        self.store.publish_tensors(self._tensors(), version)
+        self.store.publish((whole(name, tensor) for name, tensor in self._tensors().items()), version)
 
     def load(self, version: int) -> None:
         try:
-            self.store.load_into_tensors(tensors := self._tensors(), version)
+            self.store.load_into(tensors := self._tensors(), version)
         except SnapshotError as error:
             raise RunError(
                 f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
@@ -48,7 +49,7 @@ class Checkpoints:
     def _tensors(self) -> dict[str, torch.Tensor]:
         optimizer = self.trainer.optimizer
         return {
-            **{f"policy.{name}": tensor for name, tensor in weights_of(self.trainer.policy).items()},
+            **{f"policy.{name}": tensor for name, tensor in named_weights(self.trainer.policy).items()},
             **{f"adamw.{name}": tensor for name, tensor in optimizer.moments().items()},
             "num_updates": torch.tensor(optimizer.num_updates, dtype=torch.int64),
         }

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from polyrhythm.errors import RunError
+from polyrhythm.weights.export import Rows
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
     WEIGHTS_FILE,
@@ -38,17 +39,6 @@ _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF1
                 torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
 
 
-def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a snapshot by name; tied parameters appear once."""
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            tensors[name] = tensor.detach()
-    return tensors
-
-
 class WeightStore:
     """The snapshots under one root folder; any number of readers, one writer."""
 
@@ -62,11 +52,9 @@ class WeightStore:
     def versions(self) -> list[int]:
         return versions_in(self.root)
 
-    def publish(self, model: torch.nn.Module, version: int) -> Path:
-        """Write the model's weights as `version`; when this returns, the version is complete and visible."""
-        return self.publish_tensors(weights_of(model), version)
-
-    def publish_tensors(self, tensors: Mapping[str, torch.Tensor], version: int) -> Path:
+    def publish(self, exported: Iterable[Rows], version: int) -> Path:
+        """Write what is exported as `version`; when this returns, the version is complete and visible."""
+        tensors = _whole_tensors(exported)
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.folder(version)
         if target.exists():  # a step that is run again after a crash publishes its version again
@@ -85,22 +73,19 @@ class WeightStore:
         self._retire(version)
         return target
 
-    def load_into(self, model: torch.nn.Module, version: int) -> None:
-        """Read `version` into the model in place; raises unless every digest of what has arrived is right.
+    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
+        """Read `version` into these tensors in place; raises unless every digest of what has arrived is right.
 
-        After a failure the model holds nothing that may be used.
+        After a failure they hold nothing that may be used.
         """
-        self.load_into_tensors(weights_of(model), version)
-
-    def load_into_tensors(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
         manifest = read_manifest(self.root, version)
         _check_fit(manifest, targets)
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
             _read_all(file.fileno(), manifest, targets)
 
-    def verify(self, model: torch.nn.Module, version: int) -> None:
-        """Raises unless the model's weights are those that were published as `version`, to the last bit."""
-        manifest, tensors = read_manifest(self.root, version), weights_of(model)
+    def verify(self, exported: Iterable[Rows], version: int) -> None:
+        """Raises unless what is exported is what was published as `version`, to the last bit."""
+        manifest, tensors = read_manifest(self.root, version), _whole_tensors(exported)
         _check_fit(manifest, tensors)
         with ThreadPoolExecutor(NUM_READERS) as readers:
             digests = readers.map(lambda tensor: _digest(_bytes_of(tensor)), tensors.values())
@@ -122,6 +107,16 @@ class WeightStore:
                     shutil.rmtree(folder)
                 else:
                     os.rename(folder, staging)
+
+
+def _whole_tensors(exported: Iterable[Rows]) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for rows in exported:
+        # Several processes that write their own rows into one file is what this will become; half a tensor is nothing.
+        if not rows.is_whole:
+            raise ValueError(f"{rows.name}: {len(rows.rows)} of {rows.shape[0]} rows are not a whole tensor")
+        tensors[rows.name] = rows.rows
+    return tensors
 
 
 def _write_snapshot(tensors: Mapping[str, torch.Tensor], version: int, path: Path) -> Manifest:

@@ -10,6 +10,7 @@ from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import Ranks
 from polyrhythm.training.trainer import Trainer
+from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
 
@@ -26,7 +27,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     rollout = {"group_size": 4, "groups_per_step": 2, "max_tokens": 9}
     config = load_config([], {"num_steps": 1, "rollout": rollout, "training": {"checkpoint_every": 1}})
     store = WeightStore(tmp_path / "weights")
-    store.publish(build_tiny_model("llama"), version=0)
+    store.publish(exported(build_tiny_model("llama")), version=0)
     trainer = Trainer(config, policy, ranks=Follower())
     source = ScriptedSource([[make_group(0), make_group(1)]])
     loader = RolloutLoader(source, config)

@@ -25,6 +25,7 @@ from polyrhythm.engine.embedded.scheduler import ActiveRequest, NewToken, Schedu
 from polyrhythm.engine.embedded.stops import StopStrings
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, WrongVersion
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest
+from polyrhythm.weights.export import named_weights
 from polyrhythm.weights.store import WeightStore
 
 NO_VERSION = -1
@@ -121,7 +122,7 @@ class InferenceEngine:
 
         def load() -> None:
             self._end_all(Reloading, f"version {version} is being loaded: ask again")
-            store.load_into(self._runner.model, version)
+            store.load_into(named_weights(self._runner.model), version)
             self._runner.refresh()
 
         async with self._loading:

@@ -16,6 +16,7 @@ from polyrhythm.engine.server import make_app, run_engine
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.types import Sampling
+from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import WeightStore
 
 CREDENTIALS = Credentials({"generate": "generate-secret", "admin": "admin-secret"})
@@ -42,7 +43,7 @@ class Client:
 @pytest.fixture
 async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     store = WeightStore(tmp_path)
-    store.publish(AutoModelForCausalLM.from_pretrained(model_dir), 3)
+    store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), 3)
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
         server = TestServer(make_app(engine, CREDENTIALS))
         await server.start_server()

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from polyrhythm.http import client
 from polyrhythm.weights.download import DownloadingStore
+from polyrhythm.weights.export import whole
 from polyrhythm.weights.server import WeightServer
 from polyrhythm.weights.snapshot import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError
 from polyrhythm.weights.store import WeightStore
@@ -27,7 +28,7 @@ class Source:
     def __init__(self, root: Path):
         self.root = root
         self.store = WeightStore(root / "published")
-        self.store.publish_tensors(TENSORS, 7)
+        self.store.publish((whole(name, tensor) for name, tensor in TENSORS.items()), 7)
         self.spoil: Callable[[str, bytes], bytes] = lambda name, body: body
         self.asked: list[str] = []
         self.tokens: list[str | None] = []
@@ -47,7 +48,7 @@ class Source:
 
     async def load(self, store: WeightStore) -> dict[str, torch.Tensor]:
         targets = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
-        await asyncio.to_thread(store.load_into_tensors, targets, 7)
+        await asyncio.to_thread(store.load_into, targets, 7)
         return targets
 
     def downloading_store(self, shared_root: Path | None = None) -> DownloadingStore:
@@ -126,7 +127,7 @@ async def test_a_spoilt_download_is_refused_leaves_nothing_and_a_good_one_follow
     source.spoil = spoil
     targets = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
     with pytest.raises(SnapshotError, match=said):
-        await asyncio.to_thread(store.load_into_tensors, targets, 7)
+        await asyncio.to_thread(store.load_into, targets, 7)
     assert not list(store.root.iterdir())
     source.spoil = lambda name, body: body
     assert torch.equal((await source.load(store))["b"], TENSORS["b"])
@@ -135,12 +136,12 @@ async def test_a_spoilt_download_is_refused_leaves_nothing_and_a_good_one_follow
 async def test_a_version_that_is_not_there_and_a_server_that_is_not_there_are_said(source):
     store = source.downloading_store()
     with pytest.raises(SnapshotError, match="status 404"):
-        await asyncio.to_thread(store.load_into_tensors, {}, 8)
+        await asyncio.to_thread(store.load_into, {}, 8)
     with pytest.raises(SnapshotError, match="is not a version number"):
-        await asyncio.to_thread(store.load_into_tensors, {}, "../7")  # pyright: ignore
+        await asyncio.to_thread(store.load_into, {}, "../7")  # pyright: ignore
     nowhere = DownloadingStore(source.root / "x", "http://127.0.0.1:9", "secret", 10.0)
     with pytest.raises(SnapshotError, match="refused"):
-        await asyncio.to_thread(nowhere.load_into_tensors, {}, 7)
+        await asyncio.to_thread(nowhere.load_into, {}, 7)
 
 
 async def test_a_download_that_takes_too_long_is_given_up(source, monkeypatch):
@@ -165,7 +166,7 @@ async def test_a_download_that_drips_is_given_up(tmp_path):
         store = DownloadingStore(tmp_path, str(server.make_url("")).rstrip("/"), "secret", deadline_s=0.2)
         async with asyncio.timeout(5.0):
             with pytest.raises(SnapshotError, match="did not arrive"):
-                await asyncio.to_thread(store.load_into_tensors, {}, 7)
+                await asyncio.to_thread(store.load_into, {}, 7)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ async def test_nothing_but_the_two_files_of_a_version_is_served(source, path):
 
 async def test_a_client_that_reads_too_slowly_is_cut_off(tmp_path):
     store = WeightStore(tmp_path)
-    store.publish_tensors({"a": torch.zeros(16_000_000)}, 7)
+    store.publish([whole("a", torch.zeros(16_000_000))], 7)
     app = web.Application()
     app.add_routes(WeightServer(tmp_path, deadline_s=0.2).routes())
     async with TestServer(app) as server:

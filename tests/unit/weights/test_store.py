@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from polyrhythm.errors import RunError
+from polyrhythm.weights.export import exported, named_weights, whole
 from polyrhythm.weights.snapshot import read_manifest
-from polyrhythm.weights.store import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError, WeightStore, weights_of
+from polyrhythm.weights.store import MANIFEST_FILE, WEIGHTS_FILE, SnapshotError, WeightStore
 from tests.conftest import build_tiny_model
 
 
@@ -27,36 +28,36 @@ def perturbed(model: torch.nn.Module, amount: float) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_loaded_version_has_the_published_bits(store, kind):
     model, other = build_tiny_model(kind), build_tiny_model(kind, seed=1)
-    store.publish(model, 0)
-    store.load_into(other, 0)
+    store.publish(exported(model), 0)
+    store.load_into(named_weights(other), 0)
     for name, tensor in model.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
 
 
 def test_a_snapshot_is_an_ordinary_safetensors_file(store):
     model = build_tiny_model("llama")
-    tensors = load_file(store.publish(model, 3) / WEIGHTS_FILE)
-    assert tensors.keys() == weights_of(model).keys()
+    tensors = load_file(store.publish(exported(model), 3) / WEIGHTS_FILE)
+    assert tensors.keys() == named_weights(model).keys()
     assert "lm_head.weight" not in tensors, "tied weights are written once"
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in weights_of(model).items())
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in named_weights(model).items())
 
 
 def test_old_versions_go_and_their_space_is_used_again(store):
     model = build_tiny_model("llama")
     inodes = []
     for version in range(6):
-        folder = store.publish(perturbed(model, 0.01), version)
+        folder = store.publish(exported(perturbed(model, 0.01)), version)
         inodes.append((folder / WEIGHTS_FILE).stat().st_ino)
         assert store.versions() == list(range(max(0, version - 1), version + 1))
         other = build_tiny_model("llama", seed=1)
-        store.load_into(other, version)
+        store.load_into(named_weights(other), version)
         assert torch.equal(next(other.parameters()), next(model.parameters()))
     assert len(set(inodes)) == 3
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "bad manifest", "other version", "no bytes"])
 def test_a_damaged_snapshot_is_refused(store, damage):
-    folder = store.publish(build_tiny_model("llama"), 1)
+    folder = store.publish(exported(build_tiny_model("llama")), 1)
     weights, manifest = folder / WEIGHTS_FILE, folder / MANIFEST_FILE
     content = bytearray(weights.read_bytes())
     if damage == "flip":
@@ -76,13 +77,13 @@ def test_a_damaged_snapshot_is_refused(store, damage):
         said.tensors[name] = msgspec.structs.replace(entry, num_bytes=0, digest=blake3.blake3(b"").hexdigest())
         manifest.write_bytes(msgspec.json.encode(said))
     with pytest.raises(SnapshotError):
-        store.load_into(build_tiny_model("llama", seed=1), 1)
+        store.load_into(named_weights(build_tiny_model("llama", seed=1)), 1)
 
 
 def test_another_model_is_refused(store):
-    store.publish(build_tiny_model("llama"), 0)
+    store.publish(exported(build_tiny_model("llama")), 0)
     with pytest.raises(SnapshotError, match="another model"):
-        store.load_into(build_tiny_model("qwen3"), 0)
+        store.load_into(named_weights(build_tiny_model("qwen3")), 0)
 
 
 @pytest.mark.parametrize("version", [-1, "../v00000000", "0", 1.0])
@@ -93,29 +94,37 @@ def test_only_a_number_names_a_version(store, version):
 
 def test_a_failed_publication_leaves_no_version_behind(store, monkeypatch):
     model = build_tiny_model("llama")
-    store.publish(model, 0)
+    store.publish(exported(model), 0)
 
     def disk_full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("polyrhythm.weights.store._write_all", disk_full)
     with pytest.raises(RunError, match=r"publishing weights v1 .* No space left on device: make room"):
-        store.publish(model, 1)
+        store.publish(exported(model), 1)
     assert store.versions() == [0]
-    store.load_into(build_tiny_model("llama", seed=1), 0)
+    store.load_into(named_weights(build_tiny_model("llama", seed=1)), 0)
 
 
 def test_a_version_can_be_published_again(store):
     model = build_tiny_model("llama")
-    store.publish(model, 0)
-    store.publish(perturbed(model, 0.5), 0)
+    store.publish(exported(model), 0)
+    store.publish(exported(perturbed(model, 0.5)), 0)
     other = build_tiny_model("llama", seed=1)
-    store.load_into(other, 0)
+    store.load_into(named_weights(other), 0)
     assert torch.equal(next(other.parameters()), next(model.parameters()))
 
 
 def test_versions_with_gaps_are_kept_by_their_number(store):
     model = build_tiny_model("llama")
     for version in (20, 40, 60):
-        store.publish(model, version)
+        store.publish(exported(model), version)
     assert store.versions() == [40, 60]
+
+
+def test_a_part_of_a_tensor_is_not_published_as_if_it_were_the_tensor(store):
+    table = torch.arange(12.0).reshape(6, 2)
+    half = whole("table", table)._replace(rows=table[:3])
+    with pytest.raises(ValueError, match="table: 3 of 6 rows"):
+        store.publish([half], 0)
+    assert store.versions() == []

@@ -1,0 +1,52 @@
+"""Export: the policy as named tensors in the form that engines load.
+
+The one place that decides under which names and in which number format weights leave the trainer. Engines ask here too
+for the names of their own tensors, so the two sides cannot drift apart. Adapters that are merged, or other names and
+formats for another kind of engine, are a change of this file.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EXPORTED_DTYPE = torch.float32
+
+
+class Rows(NamedTuple):
+    """What this process holds of a named tensor: consecutive rows, from `first_row` on, of all that `shape` has.
+
+    Rows are counted along the first dimension; whoever holds the whole tensor has all of them from row 0 on.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first_row: int
+    rows: Tensor
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first_row == 0 and tuple(self.rows.shape) == self.shape
+
+
+def whole(name: str, tensor: Tensor) -> Rows:
+    """All rows of a tensor."""
+    return Rows(name, tuple(tensor.shape), 0, tensor)
+
+
+def exported(policy: torch.nn.Module) -> Iterator[Rows]:
+    """The policy's weights for engines. Views of the policy, not copies, where the format is already right."""
+    for name, tensor in named_weights(policy).items():
+        yield whole(name, tensor.to(EXPORTED_DTYPE) if tensor.is_floating_point() else tensor)
+
+
+def named_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model by the names under which they are published; tied parameters appear once."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
