@@ -1,7 +1,6 @@
 """The commands. Heavy imports happen inside them, so that `--help` answers at once."""
 
 import argparse
-import difflib
 import importlib
 import sys
 from typing import NamedTuple
@@ -50,15 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _explain_unknown(argument: str, command: str) -> str:
-    from polyrhythm.config import all_keys, explain_name
+    if command == "train" and argument.startswith("--"):
+        from polyrhythm.config import explain_unknown
 
-    name, close = argument.removeprefix("--").split("=")[0], []
-    if command == "train":
-        if why := explain_name(name):
-            return why
-        close = difflib.get_close_matches(name, all_keys(), n=1)
-    meant = f"did you mean --{close[0]}?" if close else f"`polyrhythm {command} --help` lists what there is"
-    return f"unknown argument {argument}: {meant}"
+        return explain_unknown(argument.removeprefix("--").split("=")[0])
+    return f"unknown argument {argument}: `polyrhythm {command} --help` lists what there is"
 
 
 def _build_parser(chosen: str) -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ from polyrhythm.config.loading import (
     read_saved_config,
     save_config,
 )
-from polyrhythm.config.mistakes import all_keys
+from polyrhythm.config.mistakes import explain_unknown
 from polyrhythm.config.other_names import explain_name
 from polyrhythm.config.sections import (
     AlgorithmConfig,
@@ -30,6 +30,6 @@ from polyrhythm.config.sections import (
 
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
-    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "all_keys", "explain_name",
+    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "explain_name", "explain_unknown",
     "load_config", "load_resumed_config", "read_flags", "read_saved_config", "save_config",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from pydantic_settings import CliSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
 from polyrhythm.config.mistakes import dotted_keys, explain
+from polyrhythm.config.other_names import explain_name
 from polyrhythm.config.sections import Config
 from polyrhythm.errors import UserError
 
@@ -28,14 +29,17 @@ def read_flags(source: CliSettingsSource, parsed: argparse.Namespace) -> dict[st
     try:
         return source(parsed_args=parsed)()
     except SettingsError as error:
-        raise UserError(f"{error}: write JSON, such as --task.options '{{\"digits\": 2}}', or digits=2") from None
+        raise UserError(f"{error}: write JSON, such as --task.options '{{\"digits\": 2}}'") from None
 
 
 def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Config:
-    """Defaults, then the TOML files in order, then the flags; a mistake is a UserError with one line per mistake."""
+    """Defaults, then the files in order, then the flags; a mistake is a UserError with one line per mistake.
+
+    A file is TOML, or the config.json of an earlier run, which it then repeats.
+    """
     merged: dict[str, Any] = {}
     for path in files:
-        merged = _merge(merged, _read_toml(path))
+        merged = _merge(merged, _read_file(path))
     return _checked(_merge(merged, flags or {}))
 
 
@@ -62,11 +66,7 @@ def load_resumed_config(run_dir: Path, flags: dict[str, Any]) -> Config:
     for key in dotted_keys(flags):
         if not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE_ON_RESUME):
             raise UserError(f"{key} cannot change on --resume: only {', '.join(CHANGEABLE_ON_RESUME)} can")
-    try:
-        saved = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not what a run has written: {error}") from None
-    return _checked(_merge(saved, flags))
+    return _checked(_merge(_read_file(path), flags))
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -74,16 +74,32 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved_config(path: Path) -> Config:
-    return _checked(json.loads(path.read_text()))
+    return _checked(_read_file(path))
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
+    is_json = path.suffix == ".json"
     try:
-        return tomllib.loads(path.read_text())
+        text = path.read_text()
+        values = json.loads(text) if is_json else tomllib.loads(text)
+    except IsADirectoryError:
+        raise UserError(
+            f"{path} is a folder: {path}/config.json repeats the run in it, --resume {path} goes on with it"
+        ) from None
     except OSError as error:
-        raise UserError(f"cannot read configuration {path}: {error.strerror}") from None
-    except ValueError as error:  # no TOML, or not even text
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        raise UserError(f"cannot read configuration {path}: {error.strerror}{_meant_as_a_key(path)}") from None
+    except ValueError as error:  # neither, or not even text
+        raise UserError(f"{path} is not valid {'JSON' if is_json else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a configuration: it holds no keys")
+    return values
+
+
+def _meant_as_a_key(path: Path) -> str:
+    key, equals, value = str(path).partition("=")
+    if not equals:
+        return ""
+    return f"; {explain_name(key) or f'keys are given as flags, such as --{key} {value}'}"
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 import difflib
 from typing import Any
 
-from pydantic import BaseModel
-
 from polyrhythm.config.other_names import explain_name, explain_value
 from polyrhythm.config.sections import Config, Section
 
@@ -25,25 +23,49 @@ def dotted_keys(nested: dict[str, Any]) -> list[str]:
 
 
 def explain(mistake: Any) -> str:
-    key = ".".join(str(part) for part in mistake["loc"])
-    if said := explain_value(key, mistake["input"]):
-        return said
+    """A mistake that pydantic found, in one line; an unknown section has a line for each of its keys."""
+    key, value = ".".join(str(part) for part in mistake["loc"]), mistake["input"]
     if mistake["type"] == "extra_forbidden":
-        if said := explain_name(key):
-            return said
-        return f"unknown key {key}={mistake['input']!r}{_did_you_mean(mistake['loc'])}"
+        return "\n".join(explain_unknown(unknown) for unknown in dotted_keys({key: value}))
     if mistake["type"] == "value_error":  # a check of ours, which names the keys
         return str(mistake["ctx"]["error"])
+    if mistake["type"] in ("model_type", "dict_type", "model_attributes_type") and _keys_below(key):
+        return f"{key}={value!r} is not valid: {key} is a section, with the keys {', '.join(_keys_below(key))}"
     message = mistake["msg"][0].lower() + mistake["msg"][1:]
-    return f"{key}={mistake['input']!r} is not valid: {message}"
+    return explain_value(key, value) or f"{key}={value!r} is not valid: {message}"
 
 
-def _did_you_mean(location: tuple[str | int, ...]) -> str:
-    fields = Config.model_fields
-    for part in location[:-1]:
-        annotation = fields[str(part)].annotation if str(part) in fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return ""
-        fields = annotation.model_fields
-    close = difflib.get_close_matches(str(location[-1]), fields, n=1)
-    return f": did you mean {close[0]}?" if close else f": known keys here are {', '.join(fields)}"
+def explain_unknown(key: str) -> str:
+    """One line about a dotted key that there is not: what it is called here, what was meant, or what there is."""
+    if said := explain_name(key):
+        return said
+    if meant := _meant(key):
+        return f"unknown key {key}: did you mean {' or '.join(meant)}?"
+    section = key.rpartition(".")[0]
+    if beside := _keys_below(section):
+        return f"unknown key {key}: known keys here are {', '.join(beside)}"
+    return f"unknown key {key}: the sections are {', '.join(_sections())}; `polyrhythm train --help` lists all keys"
+
+
+def _meant(key: str) -> list[str]:
+    """The same name in other sections, or a similar one beside it, or a very similar one elsewhere."""
+    section, _, name = key.rpartition(".")
+    by_name: dict[str, list[str]] = {}
+    for known in all_keys():
+        by_name.setdefault(known.rpartition(".")[2], []).append(known)
+    if name in by_name:
+        return by_name[name]
+    if close := difflib.get_close_matches(name, _keys_below(section), n=1):
+        return [f"{section}.{close[0]}" if section else close[0]]
+    close = difflib.get_close_matches(name, by_name, n=1, cutoff=0.8)
+    return by_name[close[0]] if close else []
+
+
+def _keys_below(section: str) -> list[str]:
+    if not section:
+        return list(Config.model_fields)
+    return [key.removeprefix(f"{section}.") for key in all_keys() if key.startswith(f"{section}.")]
+
+
+def _sections() -> list[str]:
+    return list(dict.fromkeys(key.partition(".")[0] for key in all_keys() if "." in key))

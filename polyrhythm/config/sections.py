@@ -17,8 +17,7 @@ class TaskConfig(Section):
     name: str = "addition"
     """A built-in task (addition, jsonl) or `module:Class`."""
     options: dict[str, Any] = {}
-    """The task's own options, such as {digits = 2} or {path = "problems.jsonl"} in a file; as a flag in JSON,
-    {"digits": 2}, or digits=2."""
+    """The task's own options, such as {digits = 2} or {path = "problems.jsonl"} in a file; as a flag in JSON, {"digits": 2}."""
 
 
 class RolloutConfig(Section):

@@ -1,18 +1,19 @@
 """Defaults below TOML files below flags; mistakes are one line each."""
 
 import argparse
+import json
 
 import pytest
 
 from polyrhythm.config import (
     Config,
     add_flags,
-    all_keys,
     load_config,
     load_resumed_config,
     read_saved_config,
     save_config,
 )
+from polyrhythm.config.mistakes import all_keys
 from polyrhythm.errors import UserError
 
 
@@ -39,7 +40,7 @@ def test_the_environment_says_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"rollout": {"top_p": 0.9}}, "rollout.top_p does not exist: completions drawn from a filtered distribution"),
+        ({"rollout": {"top_p": 0.9}}, "unknown key rollout.top_p: completions drawn from a filtered distribution"),
         ({"engine": {"num": 2}}, "engine.num was renamed to cluster.num_engines"),
         (
             {"conductor": {"dispatch": "problem"}},
@@ -52,8 +53,9 @@ def test_the_environment_says_nothing(monkeypatch):
             "are 2 weights for the 1 functions of reward.functions=['a:b']",
         ),
         ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with: use at least 2"),
-        ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz=4: did you mean group_size?"),
-        ({"xyz": "red"}, "unknown key xyz='red': known keys here are model,"),
+        ({"rollout": {"group_siz": 4}}, "unknown key rollout.group_siz: did you mean rollout.group_size?"),
+        ({"rollout": 3}, "rollout=3 is not valid: rollout is a section, with the keys group_size, "),
+        ({"xyz": "red"}, "unknown key xyz: known keys here are model,"),
         ({"training": {"learning_rate": -1}}, "training.learning_rate=-1 is not valid"),
         ({"schedule": "async"}, "schedule='async' is not valid: input should be 'periodic' or 'sync'"),
         ({"rollout": {"group_size": 100}}, "does not fit engine.max_batch=64"),
@@ -84,6 +86,34 @@ def test_a_saved_configuration_is_read_back(tmp_path):
     assert read_saved_config(tmp_path / "config.json") == config
 
 
+def test_the_saved_configuration_of_a_run_repeats_it(tmp_path):
+    (tmp_path / "run.toml").write_text("num_steps = 3\n[reward]\nfunctions = ['a:b', 'c:d']\nweights = [0.1, 1e-9]\n")
+    config = load_config(
+        [tmp_path / "run.toml"], flags_of("--training.learning_rate", "3e-7", "--task.options", "digits=3")
+    )
+    save_config(config, tmp_path / "config.json")
+    assert load_config([tmp_path / "config.json"]) == config
+    changed = load_config([tmp_path / "config.json"], flags_of("--num_steps", "4", "--task.options", "shots=2"))
+    assert changed.num_steps == 4 and changed.task.options == {"digits": "3", "shots": "2"}
+    assert changed.training == config.training and changed.reward == config.reward
+
+
+def test_an_old_saved_configuration_is_answered_with_the_new_names(tmp_path):
+    old = Config().model_dump() | {"engine": {"num": 2, "max_restarts": 3}}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    with pytest.raises(UserError) as error:
+        load_config([tmp_path / "config.json"])
+    assert str(error.value).splitlines() == [
+        "engine.num was renamed to cluster.num_engines",
+        "engine.max_restarts was renamed to cluster.max_restarts",
+    ]
+
+
+def test_a_run_folder_is_not_a_configuration_but_holds_one(tmp_path):
+    with pytest.raises(UserError, match=r"config\.json repeats the run in it, --resume"):
+        load_config([tmp_path])
+
+
 def test_what_is_learnt_cannot_change_on_resume(tmp_path):
     save_config(Config(), tmp_path / "config.json")
     (tmp_path / "run.json").write_text("{}")
@@ -99,7 +129,7 @@ def test_what_is_learnt_cannot_change_on_resume(tmp_path):
     with pytest.raises(UserError, match="not a run folder"):
         load_resumed_config(tmp_path / "nowhere", {})
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="is not what a run has written"):
+    with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
         load_resumed_config(tmp_path, {})
 
 
