@@ -82,6 +82,8 @@ class ScriptedEngine:
 
 
 class Problems:
+    num_problems = None
+
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index, "a prompt", {"answer": index}) for index in range(cursor, cursor + n)]
 

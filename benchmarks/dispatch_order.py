@@ -28,7 +28,7 @@ class Problems:
     """A finite task of `num` problems: every step visits all of them."""
 
     def __init__(self, num: int):
-        self.num = num
+        self.num = self.num_problems = num
 
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index % self.num, f"{index % self.num}") for index in range(cursor, cursor + n)]

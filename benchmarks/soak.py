@@ -141,7 +141,7 @@ def figures_of(run: Path) -> dict[str, object]:
         "duplicates_dropped": total("ledger/duplicates"),
         "off_policy_refused": total("onpolicy/violations"),
         # An accepted rollout of another policy would show here: the trainer scores every token again.
-        "logprob_mismatch_max": max((row["mismatch/logprob_abs_max"] for row in rows), default=0.0),
+        "logprob_mismatch_max": max((row.get("mismatch/logprob_abs_max", 0.0) for row in rows), default=0.0),
         "requests_sent_again": total("dispatch/retries"),
         "engines_lost": total("engines/lost"),
     }

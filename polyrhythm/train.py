@@ -11,7 +11,8 @@ from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
-from polyrhythm.observe.activity import Activity, seconds_metric
+from polyrhythm.observe.activity import Activity
+from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
@@ -38,7 +39,8 @@ def train(
         if trainer.ranks.is_first:  # it speaks for all
             with recorder.doing(Activity.PUBLISH):
                 store.publish(exported(trainer.policy), version=step.version + 1)
-            step.commit(_times(recorder) | metrics)  # the step is closed, engines begin the next one
+            times = trainer_times(recorder.take_seconds())
+            step.commit(times | metrics)  # the step is closed, engines begin the next one
             checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
 
 
@@ -72,7 +74,3 @@ def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) ->
     """Reports go to a `watcher` of their own: a thread sends them."""
     hooks = trainer_hooks(run.path, name, rank, run.store_root, lambda: run.pid("conductor"), run.first_step)
     return ActivityRecorder(name, watcher.report, hooks)
-
-
-def _times(recorder: ActivityRecorder) -> dict[str, float]:
-    return {seconds_metric(activity): seconds for activity, seconds in recorder.take_seconds().items()}

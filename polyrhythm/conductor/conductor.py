@@ -18,6 +18,7 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.conductor.steps.ledger import Ledger
 from polyrhythm.conductor.steps.lengths import LengthHistory
 from polyrhythm.conductor.steps.metrics import step_metrics
+from polyrhythm.conductor.steps.samples import step_samples
 from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
@@ -25,6 +26,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.messages import GroupsReply, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers import Logger
+from polyrhythm.observe.metrics import in_order
 from polyrhythm.rollout import Rollouter
 from polyrhythm.types import Group, Problem
 
@@ -51,6 +53,9 @@ class RunFailed(Exception):
 
 
 class Problems(Protocol):
+    @property
+    def num_problems(self) -> int | None: ...
+
     def take(self, cursor: int, n: int) -> list[Problem]: ...
 
 
@@ -72,6 +77,7 @@ class Conductor:
         journal: Journal,
         connect: Callable[[str], EngineClient],
         cores: CorePlan | None = None,
+        correct_above: float | None = None,
     ):
         self.config = config
         self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
@@ -95,6 +101,7 @@ class Conductor:
         self._logger = logger
         self._journal = journal
         self._connect = connect
+        self._correct_above = correct_above
         self._lengths = LengthHistory()
         self._changed = Change()
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
@@ -222,14 +229,9 @@ class Conductor:
             )
 
     def _close_step(self, step: Step, metrics: dict[str, float]) -> None:
-        engines = {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
-        self.pool.num_lost = 0
-        if self.cores is not None:
-            engines["cores/changes"] = self.cores.num_changes
-            self.cores.num_changes = 0
-        step.metrics = step_metrics(step, time.monotonic()) | engines | metrics
+        step.metrics = self._metrics(step, metrics)
         self.last_metrics = step.metrics
-        self.last_samples = self._samples(step)
+        self.last_samples = step_samples(step, self.config.observe.samples_per_step, self._rollouter.text)
         self.history["reward"].append(step.metrics["reward/mean"])
         self.history["accuracy"].append(step.metrics.get("reward/accuracy"))
         self._logger.log(step.version, step.metrics)
@@ -350,18 +352,21 @@ class Conductor:
             log.error("a stall, and who waits for whom:\n%s", dump(self))
             self.fail(f"nothing has happened for {waited_s:.0f} s: {who_waits(self)}")
 
-    def _samples(self, step: Step) -> list[dict[str, Any]]:
-        """The first rollout of the first problems, as text."""
-        return [
-            {
-                "position": position,
-                "prompt": step.problems[position].prompt,
-                "completion": self._rollouter.text(group.rollouts[0].trace),
-                "reward": group.rollouts[0].reward,
-                "finish_reason": group.rollouts[0].trace.finish_reason,
-            }
-            for position, group in sorted(step.finished.items())[: self.config.observe.samples_per_step]
-        ]
+    def _metrics(self, step: Step, of_trainer: dict[str, float]) -> dict[str, float]:
+        """All that is logged of a step; what is counted from step to step begins anew or goes on."""
+        metrics = step_metrics(
+            step, time.monotonic(), num_problems=self._problems.num_problems, correct_above=self._correct_above
+        )
+        metrics |= {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
+        self.pool.num_lost = 0
+        if self.cores is not None:
+            metrics["cores/changes"] = self.cores.num_changes
+            self.cores.num_changes = 0
+        num_generated = sum(group.num_sampled for group in step.finished.values())
+        totals = self._journal.add_to_totals(step.version, num_generated, int(of_trainer.get("train/tokens", 0)))
+        metrics["tokens/total_generated"] = totals.generated_tokens
+        metrics["tokens/total_trained"] = totals.trained_tokens
+        return in_order(metrics | of_trainer)
 
     def _engine(self, name: str) -> Engine:
         engine = self.pool.get(name)

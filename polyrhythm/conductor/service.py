@@ -210,6 +210,7 @@ async def run_conductor(
                 journal=Journal(run_dir / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, credentials),
                 cores=cores,
+                correct_above=None if task.reward and config.reward.functions else task.correct_above,
             )
             weights = WeightServer(store_root, config.weights.load_deadline_s)
             service = Service(

@@ -24,6 +24,7 @@ class Addition:
     num_problems = None
     reward = "polyrhythm.tasks.addition:exact_match"
     stop = ("\n",)
+    correct_above = 0.5
 
     def problem(self, index: int) -> Problem:
         *solved, (left, right) = self._draw_sums(random.Random(f"addition/{self.seed}/{index}"))

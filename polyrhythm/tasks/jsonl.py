@@ -16,10 +16,14 @@ RESERVED_KEYS = ("prompts", "completions", "completion_ids")
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
 class JsonlTask:
-    """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to the rewards as columns."""
+    """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to the rewards as columns.
+
+    With `correct_above` a completion with a higher reward counts as correct, and the run has an accuracy.
+    """
 
     path: str = Field(min_length=1)
     prompt_key: str = Field("prompt", min_length=1)
+    correct_above: float | None = None
 
     reward = None
     stop = ()

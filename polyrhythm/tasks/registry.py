@@ -25,7 +25,9 @@ def make_task(config: TaskConfig) -> Task:
     except ValidationError as error:
         raise UserError("\n".join(_describe(problem) for problem in error.errors())) from error
     if not isinstance(task, Task):
-        raise UserError(f"task.name={config.name!r} is not a task: it needs problem(), num_problems, reward and stop")
+        raise UserError(
+            f"task.name={config.name!r} is not a task: it needs problem(), num_problems, reward, stop and correct_above"
+        )
     if task.num_problems is not None and task.num_problems < 1:
         raise UserError(f"task.name={config.name!r} has no problems with task.options={config.options!r}")
     return task

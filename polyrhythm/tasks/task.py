@@ -27,6 +27,14 @@ class Task(Protocol):
         """Strings that end a completion."""
         ...
 
+    @property
+    def correct_above(self) -> float | None:
+        """A completion with a higher reward is correct; None: the reward does not tell, and the run has no accuracy.
+
+        If the task has a reward of its own, this is about that one: it says nothing once `reward.functions` names others.
+        """
+        ...
+
     def problem(self, index: int) -> Problem:
         """The problem of this index: the same one in every process and at every call."""
         ...

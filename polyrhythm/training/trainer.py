@@ -88,7 +88,9 @@ class Trainer:
             self._refuse_other_versions(micro_batch)
             kept = []
             for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
-                self.divisor += group_divisor(self.config.algorithm.aggregation, len(group.rollouts), group.num_sampled)
+                divisor = group_divisor(self.config.algorithm.aggregation, len(group.rollouts), group.num_sampled)
+                self.divisor += divisor
+                self.sums.add("divisor", divisor)
                 self.sums.add("groups", 1)
                 if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):
                     kept.append((group, advantages))
@@ -243,22 +245,25 @@ def _balance(sums: list[_Sums]) -> dict[str, float]:
 
 
 def _step_metrics(sums: _Sums) -> dict[str, float]:
+    """Names and meanings are in observe/metrics.py. A mean over no tokens would be a lie: it is left out."""
     total = sums.totals.get
-    tokens = total("tokens", 0.0) or 1.0
     metrics = {
-        "train/loss_sum": total("loss", 0.0),
+        "train/loss": total("loss", 0.0) / (total("divisor", 0.0) or 1.0),
         "train/tokens": total("tokens", 0.0),
         "train/row_tokens": total("row_tokens", 0.0),
-        "train/entropy": total("entropy", 0.0) / tokens,
-        "train/clip_fraction": total("clipped", 0.0) / tokens,
-        "train/ratio_mean": total("ratio", tokens) / tokens,
-        "train/ratio_abs_gap_max": sums.maxima.get("ratio_abs_gap", 0.0),
         "groups/skipped": total("skipped_groups", 0.0),
-        "mismatch/logprob_abs_mean": total("mismatch_abs", 0.0) / tokens,
-        "mismatch/logprob_abs_max": sums.maxima.get("mismatch_abs", 0.0),
-        "mismatch/k1": total("mismatch_k1", 0.0) / tokens,
-        "mismatch/k3": total("mismatch_k3", 0.0) / tokens,
     }
-    if "kl_k1" in sums.totals:
-        metrics |= {"kl/k1": total("kl_k1", 0.0) / tokens, "kl/k3": total("kl_k3", 0.0) / tokens}
+    if tokens := total("tokens", 0.0):
+        metrics |= {
+            "train/entropy": total("entropy", 0.0) / tokens,
+            "train/clip_fraction": total("clipped", 0.0) / tokens,
+            "train/ratio_mean": total("ratio", 0.0) / tokens,
+            "train/ratio_abs_gap_max": sums.maxima["ratio_abs_gap"],
+            "mismatch/logprob_abs_mean": total("mismatch_abs", 0.0) / tokens,
+            "mismatch/logprob_abs_max": sums.maxima["mismatch_abs"],
+            "mismatch/k1": total("mismatch_k1", 0.0) / tokens,
+            "mismatch/k3": total("mismatch_k3", 0.0) / tokens,
+        }
+        if "kl_k1" in sums.totals:
+            metrics |= {"kl/k1": total("kl_k1", 0.0) / tokens, "kl/k3": total("kl_k3", 0.0) / tokens}
     return metrics

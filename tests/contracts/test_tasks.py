@@ -55,3 +55,4 @@ def test_the_reward_and_the_stop_strings_have_the_agreed_form(config: TaskConfig
         module, colon, function = task.reward.partition(":")
         assert module and colon and function.isidentifier()
     assert isinstance(task.stop, tuple) and all(isinstance(text, str) and text for text in task.stop)
+    assert task.correct_above is None or isinstance(task.correct_above, float)

@@ -14,6 +14,7 @@ import pytest
 
 from polyrhythm import messages
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.observe.metrics import is_known
 from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,10 @@ class Outcome:
 
     def metrics(self) -> list[dict]:
         assert self.run_dir is not None
-        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+        unknown = {name for row in rows for name in row if name not in ("step", "time") and not is_known(name)}
+        assert not unknown, f"observe/metrics.py lacks {unknown}"
+        return rows
 
     def weights(self) -> bytes:
         assert self.run_dir is not None

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from polyrhythm.observe.metrics import METRICS, SAMPLE_COLUMNS
 from tests.integration.conftest import Cli, Outcome, fill_work_dir
 
 
@@ -50,11 +51,31 @@ def test_every_step_logs_that_it_was_on_policy_and_how_far_engine_and_trainer_ag
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
 
 
+def test_every_step_logs_all_that_the_table_promises(as_it_comes, periodic):
+    always = {name for name, metric in METRICS.items() if not metric.when}
+    for row in as_it_comes.metrics() + periodic.metrics():
+        assert always <= row.keys()
+        assert "reward/accuracy" not in row, "this task does not say what is correct"
+        in_the_order_of_the_table = [name for name in METRICS if name in row]
+        assert [name for name in row if name in METRICS] == in_the_order_of_the_table
+
+
+def test_epochs_lengths_and_tokens_are_counted(as_it_comes):
+    rows = as_it_comes.metrics()
+    assert [row["data/epoch"] for row in rows] == [6 / 16, 12 / 16, 18 / 16], "six of sixteen problems at each step"
+    for row in rows:
+        assert 1 <= row["completion/tokens_min"] <= row["completion/tokens_mean"] <= row["completion/tokens_max"] <= 12
+        assert abs(row["train/loss"]) < 1
+    assert rows[-1]["tokens/total_generated"] == sum(row["completion/tokens_mean"] for row in rows) * 6 * 4
+    assert rows[-1]["tokens/total_trained"] == sum(row["train/tokens"] for row in rows) > 0
+
+
 def test_a_run_leaves_metrics_samples_logs_and_the_resolved_configuration(as_it_comes):
     run = as_it_comes.run_dir
     assert json.loads((run / "config.json").read_text())["num_steps"] == 3
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 3 * 4 and {"prompt", "completion", "reward"} <= samples[0].keys()
+    assert len(samples) == 3 * 4 and all(sample.keys() == SAMPLE_COLUMNS.keys() for sample in samples)
+    assert all(sample["columns"].keys() == {"answer"} for sample in samples)
     assert {log.stem for log in (run / "logs").iterdir()} == {"conductor", "engine-0", "trainer"}
     assert (run / "tokens.json").stat().st_mode & 0o077 == 0
     token = json.loads((run / "tokens.json").read_text())["admin"]

@@ -3,11 +3,11 @@
 A conductor that is started again on the same folder goes on from there; nothing finished is generated twice.
 """
 
-import json
 import logging
 import os
 import struct
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -15,16 +15,26 @@ from polyrhythm.types import Group
 
 HEADER = struct.Struct("<I")
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 
+class Totals(msgspec.Struct, frozen=True):
+    """What a run has added up before a step."""
+
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+
+
 class Journal:
-    """`cursors.json` has one number per step, `groups-<step>.msgpack` one frame per group, appended as it finishes."""
+    """`cursors.json` and `totals.json` have one entry per step, `groups-<step>.msgpack` one frame per group, appended as it finishes."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._cursors = {0: 0} | self._read_cursors()
+        self._cursors = {0: 0} | self._read("cursors.json", int)
+        self._totals = self._read("totals.json", Totals)
 
     def cursor(self, step: int) -> int | None:
         """How many problems were taken before this step; None when it was never reached."""
@@ -34,12 +44,15 @@ class Journal:
         if self._cursors.get(step) == cursor:
             return
         self._cursors[step] = cursor
-        beside = self._cursors_path.with_suffix(".new")
-        with beside.open("w") as file:
-            json.dump(self._cursors, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._cursors_path)
+        self._write("cursors.json", self._cursors)
+
+    def add_to_totals(self, step: int, generated_tokens: int, trained_tokens: int) -> Totals:
+        """What the run has added up by the end of this step. A step that is made again counts once."""
+        before = self._totals.get(step, Totals())
+        totals = Totals(before.generated_tokens + generated_tokens, before.trained_tokens + trained_tokens)
+        self._totals[step + 1] = totals
+        self._write("totals.json", self._totals)
+        return totals
 
     def add_group(self, group: Group) -> None:
         body = msgspec.msgpack.encode(group)
@@ -75,14 +88,17 @@ class Journal:
             if int(path.stem.removeprefix("groups-")) > step:
                 path.unlink()
 
-    def _read_cursors(self) -> dict[int, int]:
-        if not self._cursors_path.exists():
-            return {}
-        return {int(step): cursor for step, cursor in json.loads(self._cursors_path.read_text()).items()}
+    def _read(self, name: str, kind: type[T]) -> dict[int, T]:
+        path = self._folder / name
+        return msgspec.json.decode(path.read_bytes(), type=dict[int, kind]) if path.exists() else {}  # pyright: ignore
 
-    @property
-    def _cursors_path(self) -> Path:
-        return self._folder / "cursors.json"
+    def _write(self, name: str, by_step: dict[int, Any]) -> None:
+        beside = self._folder / f"{name}.new"
+        with beside.open("wb") as file:
+            file.write(msgspec.json.encode(by_step))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._folder / name)
 
     def _groups_path(self, step: int) -> Path:
         return self._folder / f"groups-{step:09d}.msgpack"

@@ -4,14 +4,13 @@ from statistics import fmean, pstdev
 
 from polyrhythm.conductor.steps.step import Step
 
-CORRECT_ABOVE = 0.5
 
-
-def step_metrics(step: Step, now_s: float) -> dict[str, float]:
+def step_metrics(
+    step: Step, now_s: float, *, num_problems: int | None, correct_above: float | None
+) -> dict[str, float]:
     """The metrics of a step whose groups are all in.
 
-    `reward/accuracy` is the fraction of scored rollouts with a reward above 0.5: right for 0 and 1, and -1 and 1. Rewards
-    beyond that have none.
+    A task without an end (`num_problems` is None) has no epochs, one that does not say what is correct no accuracy.
     """
     groups = list(step.finished.values())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -24,13 +23,16 @@ def step_metrics(step: Step, now_s: float) -> dict[str, float]:
     return {
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
-        **_accuracy(rewards),
+        **_accuracy(rewards, correct_above),
         "reward/excluded": len(rollouts) - len(rewards),
         "groups/zero_variance": sum(
             len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) < 2 for group in groups
         ),
         "completion/tokens_mean": fmean(lengths),
-        "completion/length_fraction": fmean(rollout.trace.finish_reason == "length" for rollout in rollouts),
+        "completion/tokens_min": min(lengths),
+        "completion/tokens_max": max(lengths),
+        "completion/truncated_fraction": fmean(rollout.trace.finish_reason == "length" for rollout in rollouts),
+        **({"data/epoch": step.next_cursor / num_problems} if num_problems else {}),
         "generate/tokens_per_s": sum(lengths) / last_group_s if last_group_s > 0 else 0.0,
         "generate/first_group_s": first_group_s,
         "generate/last_group_s": last_group_s,
@@ -51,7 +53,7 @@ def _idle(last_group_before_s: float | None, dispatched_at_s: float) -> dict[str
     return {} if last_group_before_s is None else {"time/engines_idle_s": dispatched_at_s - last_group_before_s}
 
 
-def _accuracy(rewards: list[float]) -> dict[str, float]:
-    if not rewards or not all(-1 <= reward <= 1 for reward in rewards):
+def _accuracy(rewards: list[float], correct_above: float | None) -> dict[str, float]:
+    if not rewards or correct_above is None:
         return {}
-    return {"reward/accuracy": fmean(reward > CORRECT_ABOVE for reward in rewards)}
+    return {"reward/accuracy": fmean(reward > correct_above for reward in rewards)}

@@ -23,6 +23,7 @@ from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
+from polyrhythm.observe.metrics import is_known
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
@@ -118,6 +119,8 @@ def reply_to(request: GenerateRequest) -> GenerateReply:
 
 
 class NumberedProblems:
+    num_problems = None
+
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index, f"problem {index}", {"answer": index}) for index in range(cursor, cursor + n)]
 
@@ -148,6 +151,7 @@ class RecordingLogger:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
+        assert not (unknown := [name for name in metrics if not is_known(name)]), f"observe/metrics.py lacks {unknown}"
         self.rows.append((step, metrics))
 
     def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
@@ -275,7 +279,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
     monkeypatch.setattr("polyrhythm.conductor.engines.monitor.PROBE_INTERVAL_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(num_engines: int = 1, **changes: Any) -> Stage:
+        async def make(num_engines: int = 1, correct_above: float | None = None, **changes: Any) -> Stage:
             session = await stack.enter_async_context(open_session())
             values: dict[str, Any] = {
                 "rollout": {"group_size": 2, "groups_per_step": 4},
@@ -297,6 +301,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
                 logger=logger,
                 journal=Journal(tmp_path / "journal"),
                 connect=lambda url: HttpEngineClient(session, url, CREDENTIALS),
+                correct_above=correct_above,
             )
             stage = await stack.enter_async_context(Stage(conductor, logger, scorer))
             for _ in range(num_engines):

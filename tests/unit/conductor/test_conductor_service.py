@@ -7,6 +7,7 @@ import pytest
 from polyrhythm import messages
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, ActivityReport, Span
+from polyrhythm.observe.metrics import SAMPLE_COLUMNS
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.types import rollout_seed
 
@@ -169,7 +170,7 @@ async def test_open_waits_for_the_engines_that_are_still_starting(make_stage):
 
 
 async def test_metrics_say_what_the_step_was_like(make_stage):
-    stage = await make_stage()
+    stage = await make_stage(correct_above=0.5)
     stage.scorer.reward = lambda columns, ids: (
         RewardResult(None, "broken") if columns["answer"] == 0 else RewardResult(float(columns["answer"] == 1))
     )
@@ -181,23 +182,58 @@ async def test_metrics_say_what_the_step_was_like(make_stage):
     assert row["reward/accuracy"] == pytest.approx(1 / 3)
     assert row["reward/excluded"] == 2
     assert row["groups/zero_variance"] == 4
-    assert row["completion/tokens_mean"] == 2
-    assert row["completion/length_fraction"] == 0
+    assert row["completion/tokens_mean"] == row["completion/tokens_min"] == row["completion/tokens_max"] == 2
+    assert "data/epoch" not in row, "these problems have no end"
+    assert row["completion/truncated_fraction"] == 0
     assert 0 <= row["generate/first_group_s"] <= row["generate/last_group_s"] <= row["time/step_s"]
     status = await stage.status()
     assert status["history"]["reward"] == [row["reward/mean"]]
     assert status["last"] == row
 
 
-async def test_rewards_that_are_not_right_or_wrong_have_no_accuracy(make_stage):
+async def test_rewards_of_a_task_that_does_not_say_what_is_correct_have_no_accuracy(make_stage):
     stage = await make_stage()
-    stage.scorer.reward = lambda columns, ids: RewardResult(float(len(ids) * 20))
+    stage.scorer.reward = lambda columns, ids: RewardResult(0.75)
     await stage.open(0)
     await stage.all_groups(0)
     await stage.commit(0)
-    assert stage.logger.rows[0][1]["reward/mean"] == 40.0
+    assert stage.logger.rows[0][1]["reward/mean"] == 0.75
     assert "reward/accuracy" not in stage.logger.rows[0][1]
     assert (await stage.status())["history"]["accuracy"] == [None]
+
+
+async def test_tokens_are_added_up_over_steps_and_epochs_counted(make_stage):
+    stage = await make_stage()
+    stage.conductor._problems.num_problems = 8  # a step has four
+    for version in (0, 1):
+        await stage.open(version)
+        await stage.all_groups(version)
+        await stage.commit(version, **{"train/tokens": 6})
+    rows = [row for _, row in stage.logger.rows]
+    assert [row["tokens/total_generated"] for row in rows] == [16, 32]
+    assert [row["tokens/total_trained"] for row in rows] == [6, 12]
+    assert [row["data/epoch"] for row in rows] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(0, 0), (3, 3), (4, 4), (7, 7), (8, 8), (9, 8)])
+async def test_there_are_as_many_samples_as_asked_for_one_of_each_group_first(make_stage, asked, expected):
+    stage = await make_stage(observe={"samples_per_step": asked})
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    places = [(sample["rollout"], sample["position"]) for sample in stage.logger.samples]
+    assert places == [(rollout, position) for rollout in (0, 1) for position in range(4)][:expected]
+
+
+async def test_a_sample_says_what_it_is_of_and_how_long(make_stage):
+    stage = await make_stage()
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    sample = stage.logger.samples[1]
+    assert {"step", *sample} == SAMPLE_COLUMNS.keys()
+    assert (sample["problem"], sample["columns"], sample["prompt_tokens"]) == (1, {"answer": 1}, 3)
+    assert sample["completion_tokens"] == 2 and sample["finish_reason"] == "stop"
 
 
 async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_stage):

@@ -19,6 +19,7 @@ class Counting:
 
     reward = "nowhere:nothing"
     stop = ()
+    correct_above = None
 
     def __init__(self, upto: int) -> None:
         self.num_problems = upto
@@ -54,7 +55,7 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
         ("no_such_module:Task", {}, "task.name='no_such_module:Task' cannot be imported"),
         ("json:NoSuchClass", {}, "task.name='json:NoSuchClass' cannot be imported"),
         ("json:dumps", {}, "task.name='json:dumps' is not a class"),
-        (f"{__name__}:NoTask", {}, "it needs problem(), num_problems, reward and stop"),
+        (f"{__name__}:NoTask", {}, "it needs problem(), num_problems, reward, stop and correct_above"),
         (f"{__name__}:Counting", {}, "task.options.upto is missing"),
         (f"{__name__}:Counting", {"upto": 0}, "has no problems with task.options={'upto': 0}"),
         (f"{__name__}:Counting", {"up": 1}, "task.options.up=1 is not an option of task"),

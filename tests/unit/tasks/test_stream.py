@@ -12,6 +12,7 @@ from polyrhythm.types import Problem, rollout_seed
 class NumberedTask:
     reward = "nowhere:nothing"
     stop = ()
+    correct_above = None
 
     def __init__(self, num_problems: int | None) -> None:
         self.num_problems = num_problems

@@ -1,4 +1,4 @@
-from polyrhythm.conductor.steps.journal import Journal
+from polyrhythm.conductor.steps.journal import Journal, Totals
 from polyrhythm.types import Completion, Group, Rollout, Trace, Turn
 
 
@@ -37,10 +37,17 @@ def test_a_frame_that_was_cut_off_is_dropped_and_written_over(tmp_path):
 def test_a_crash_while_a_cursor_is_written_leaves_the_old_ones(tmp_path, monkeypatch):
     journal = Journal(tmp_path)
     journal.set_cursor(1, 8)
-    monkeypatch.setattr("json.dump", lambda content, file: file.write('{"1": 8, "2'))
+    monkeypatch.setattr("msgspec.json.encode", lambda content: b'{"1": 8, "2')
     monkeypatch.setattr("os.replace", lambda *paths: None)
     journal.set_cursor(2, 16)
     assert (Journal(tmp_path).cursor(1), Journal(tmp_path).cursor(2)) == (8, None)
+
+
+def test_totals_go_on_in_the_next_process_and_a_step_that_is_made_again_counts_once(tmp_path):
+    journal = Journal(tmp_path)
+    journal.add_to_totals(0, generated_tokens=10, trained_tokens=8)
+    assert journal.add_to_totals(1, generated_tokens=5, trained_tokens=0) == Totals(15, 8)
+    assert Journal(tmp_path).add_to_totals(1, generated_tokens=7, trained_tokens=7) == Totals(17, 15)
 
 
 def test_groups_of_committed_steps_are_forgotten(tmp_path):

@@ -27,7 +27,7 @@ SCENARIOS = {
     "two updates": {"algorithm": {"kl_coef": 0.1}, "training": {"updates_per_step": 2, "max_grad_norm": 0.05}},
     "all to one rank": {"training": {"max_grad_norm": 0.05}},
 }
-COMPARED = ("train/loss_sum", "train/tokens", "train/entropy", "train/grad_norm", "groups/skipped", "mismatch/k3")
+COMPARED = ("train/loss", "train/tokens", "train/entropy", "train/grad_norm", "groups/skipped", "mismatch/k3")
 
 
 class ShareSource(ScriptedSource):
