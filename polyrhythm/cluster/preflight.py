@@ -4,6 +4,7 @@ from pathlib import Path
 
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
+from polyrhythm.kernels.switch import kernels_off
 from polyrhythm.rewards.functions import check_importable, choose_rewards
 from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
@@ -13,6 +14,7 @@ NUM_ENDLESS_CHECKED = 64
 
 def check_run(config: Config, model_dir: Path | None) -> None:
     """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model."""
+    kernels_off()  # a switch that means nothing is refused here, not in every process
     task = make_task(config.task)
     check_importable(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
     if model_dir is None:

@@ -107,6 +107,13 @@ def test_no_file_is_above_400_lines_and_no_function_above_80():
     assert not long, long
 
 
+def test_only_kernels_know_c():
+    """And the worker of rewards, which asks the kernel of the machine to end it with its parent."""
+    bound = [path.relative_to(PACKAGE) for path in FILES if "ctypes" in path.read_text()]
+    outside = [str(path) for path in bound if path.parts[0] != "kernels"]
+    assert outside == ["rewards/sandbox/worker.py"]
+
+
 def test_nothing_loads_or_writes_pickles():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):

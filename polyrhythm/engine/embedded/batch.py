@@ -8,6 +8,7 @@ from torch import Tensor
 
 from polyrhythm.engine.embedded.sampler import Draws
 from polyrhythm.engine.embedded.scheduler import ActiveRequest
+from polyrhythm.kernels.decoding_attention import SPAN, Span
 
 _MIN_ROWS = 16
 _ROW_MULTIPLE = 8
@@ -18,16 +19,11 @@ def padded_rows(num_rows: int) -> int:
     return max(_MIN_ROWS, -(-num_rows // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
-# A request's consecutive rows and its slots of the cache, as the compiled kernel reads them. All its unfinished
-# completions have the same length, and a strip of slots each.
-SPAN = np.dtype([
-    (name, np.int64)
-    for name in ("first_row", "last_row", "prompt_start", "prompt_length", "strips_start", "strip_length", "own_length")
-])  # fmt: skip
-
-
 class DecodeBatch:
-    """Token and position of each row, as tensors, and the span of each request; padding rows come last."""
+    """Token and position of each row, as tensors, and the span of each request; padding rows come last.
+
+    All unfinished completions of a request have the same length.
+    """
 
     def __init__(self, requests: Sequence[ActiveRequest], padding_slot: int, device: torch.device):
         self.requests = list(requests)
@@ -43,8 +39,9 @@ class DecodeBatch:
             where, length = request.where, request.num_generated
             token_ids[first:last] = request.last_tokens()
             positions[first:last] = where.prompt_length + length - 1
-            self.spans[index] = (
-                first, last, where.start, where.prompt_length, where.strip_start(0), where.strip_length, length,
+            self.spans[index] = Span(
+                first_row=first, last_row=last, prompt_start=where.start, prompt_length=where.prompt_length,
+                strips_start=where.strip_start(0), strip_length=where.strip_length, own_length=length,
             )  # fmt: skip
             first = last
         self.token_ids = torch.from_numpy(token_ids).to(device)

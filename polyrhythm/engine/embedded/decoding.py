@@ -3,7 +3,6 @@
 Two forms of the same function: a compiled kernel for the CPU, and torch operators for any device.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,11 +12,10 @@ from torch import Tensor
 from polyrhythm.engine.embedded.attention import attend, merge_rows
 from polyrhythm.engine.embedded.batch import DecodeBatch
 from polyrhythm.engine.embedded.kv_cache import KvCache
-from polyrhythm.kernels import LANES, load_kernel
+from polyrhythm.kernels.decoding_attention import DecodingAttention, decoding_attention_for
 
 # Matrix kernels for fewer rows than this round differently, so no product is ever done with fewer.
 _MIN_QUERIES = 16
-_MAX_REPEATS = 16  # the kernel has at least so many queries in a task
 
 LayerAttention = Callable[[int, Tensor, Tensor], Tensor]
 """Layer, queries and keys that are not rotated yet [rows, heads + kv heads, dim], values [rows, kv heads, dim]."""
@@ -49,33 +47,30 @@ class Rotation:
 
 
 class CompiledDecoding:
-    """The kernel `decode.c`: one call a layer for all requests."""
+    """The compiled kernel: one call a layer for all requests."""
 
-    def __init__(self, heads: Heads, library: ctypes.CDLL):
+    def __init__(self, heads: Heads, kernel: DecodingAttention):
         self._heads = heads
-        self._kernel = library.decode_attention
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._kernel.argtypes = [
-            pointer, number, pointer, number, pointer, number, pointer, pointer, pointer, pointer, number,
-            ctypes.c_float, ctypes.c_int, pointer,
-        ]  # fmt: skip
-        self._kernel.restype = None
+        self._kernel = kernel
 
     def __call__(self, cache: KvCache, batch: DecodeBatch, rotation: Rotation) -> LayerAttention:
         heads, kernel = self._heads, self._kernel
         output = cache.keys.new_zeros(batch.num_padded_rows, heads.num_heads * heads.dim)
         cos, sin = rotation.cos.contiguous(), rotation.sin.contiguous()
-        keys, values = cache.keys.data_ptr(), cache.values.data_ptr()
-        bytes_per_layer = cache.keys.stride(0) * cache.keys.element_size()
-        num_threads = torch.get_num_threads()
 
         def attention(layer: int, queries_and_keys: Tensor, new_values: Tensor) -> Tensor:
-            kernel(
-                batch.spans.ctypes.data, len(batch.spans),
-                queries_and_keys.data_ptr(), queries_and_keys.stride(0), new_values.data_ptr(), new_values.stride(0),
-                cos.data_ptr(), sin.data_ptr(), keys + layer * bytes_per_layer, values + layer * bytes_per_layer,
-                cache.num_slots, heads.scale, num_threads, output.data_ptr(),
-            )  # fmt: skip
+            kernel.attend(
+                batch.spans,
+                layer,
+                queries_and_keys,
+                new_values,
+                cos,
+                sin,
+                cache.keys,
+                cache.values,
+                heads.scale,
+                output,
+            )
             return output
 
         return attention
@@ -128,8 +123,6 @@ class TorchDecoding:
 
 def decoding_for(heads: Heads, device: torch.device) -> CompiledDecoding | TorchDecoding:
     """The fastest form that this machine has."""
-    if device.type == "cpu" and heads.dim % LANES == 0 and heads.repeats <= _MAX_REPEATS:
-        constants = dict(HEAD_DIM=heads.dim, NUM_KV_HEADS=heads.num_kv_heads, REPEATS=heads.repeats)
-        if library := load_kernel("decode", **constants):
-            return CompiledDecoding(heads, library)
+    if device.type == "cpu" and (kernel := decoding_attention_for(heads.num_kv_heads, heads.repeats, heads.dim)):
+        return CompiledDecoding(heads, kernel)
     return TorchDecoding(heads)

@@ -1,27 +1,21 @@
 """Matrix products with weights packed for the CPU, and the small operation that follows each of them in the same pass.
 
-Three forms of one function. The kernel `product.c` reads each weight once from memory, in one stream, and fetches what comes
+Three forms of one function. The compiled kernel reads each weight once from memory, in one stream, and fetches what comes
 next meanwhile: at the row counts of decoding it takes three quarters of the time of oneDNN's kernels. Those come second, for
 machines without a compiler; plain torch is for every other device. All round a row alike for any number of rows from 16 on
 and any number of threads.
 """
 
-import ctypes
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyrhythm.kernels import load_kernel, pointer
+from polyrhythm.kernels.products import Operation, ProductKernel, product_kernel
 
-Operation = Literal["plain", "silu", "times", "plus"]
-_OPERATIONS: dict[Operation, int] = {"plain": 0, "silu": 1, "times": 2, "plus": 3}  # as in product.c
 _ONEDNN_UNARY = {"plain": "none", "silu": "swish"}
 _ONEDNN_BINARY = {"times": "mul", "plus": "add"}
 # oneDNN chooses its layout for about this many rows; it serves any number.
 _TYPICAL_ROWS = 32
-_EXTRA_ROWS = 12  # the kernel takes rows by up to so many
 
 
 class Projection:
@@ -51,30 +45,15 @@ class Projection:
 
 
 class CompiledProduct:
-    def __init__(self, weight: Tensor, bias: Tensor | None, library: ctypes.CDLL):
-        self._weight, self._bias, self._library = weight, bias, library
-        self._num_outputs, self._num_inputs = weight.shape
-        columns = library.columns_per_block()
-        self._packed = weight.new_empty(-(-self._num_outputs // columns) * columns * self._num_inputs)
-        assert self._packed.data_ptr() % 64 == 0, "torch aligns what it allocates on a CPU"
-        self.refresh()
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernel: ProductKernel):
+        self._weight, self._bias, self._kernel = weight, bias, kernel
+        self._packed = kernel.pack(weight)
 
     def refresh(self) -> None:
-        self._library.pack(
-            pointer(self._weight), ctypes.c_int64(self._num_outputs), ctypes.c_int64(self._num_inputs),
-            pointer(self._packed), torch.get_num_threads(),
-        )  # fmt: skip
+        self._kernel.pack(self._weight, self._packed)
 
     def __call__(self, inputs: Tensor, operation: Operation, other: Tensor | None) -> Tensor:
-        num_rows = len(inputs)
-        out = inputs.new_empty(num_rows, self._num_outputs)
-        panels = inputs.new_empty((num_rows + _EXTRA_ROWS) * self._num_inputs)
-        self._library.product(
-            pointer(inputs), ctypes.c_int64(num_rows), ctypes.c_int64(inputs.stride(0)), pointer(self._packed),
-            pointer(self._bias), pointer(other), ctypes.c_int64(self._num_inputs), ctypes.c_int64(self._num_outputs),
-            _OPERATIONS[operation], pointer(panels), pointer(out), torch.get_num_threads(),
-        )  # fmt: skip
-        return out
+        return self._kernel.multiply(inputs, self._packed, len(self._weight), self._bias, operation, other)
 
 
 class OneDnnProduct:
@@ -110,6 +89,6 @@ def product_for(weight: Tensor, bias: Tensor | None) -> CompiledProduct | OneDnn
     """The fastest form that this machine has."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return PlainProduct(weight, bias)
-    if library := load_kernel("product"):
-        return CompiledProduct(weight, bias, library)
+    if kernel := product_kernel():
+        return CompiledProduct(weight, bias, kernel)
     return OneDnnProduct(weight, bias) if torch.backends.mkldnn.is_available() else PlainProduct(weight, bias)

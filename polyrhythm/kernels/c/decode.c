@@ -6,17 +6,17 @@
    Lanes are queries in the first part, so that one read of a prompt key serves all of them, and head dimensions in the
    second. No row is computed from another one: its bits depend on neither its neighbours nor the number of threads.
 
-   Compiled with HEAD_DIM, NUM_KV_HEADS and REPEATS (query heads per kv head) as constants. */
+   Compiled with HEAD_DIM, NUM_KV_HEADS, REPEATS (query heads per kv head) and the most of them that are ever asked for. */
 
 #include "tiles.h"
 
 #define ROWS_PER_TASK (QUERIES / REPEATS)
 #define NUM_HEADS (NUM_KV_HEADS * REPEATS)
-_Static_assert(REPEATS <= QUERIES, "a task has at least one row");
+_Static_assert(REPEATS <= MAX_REPEATS && MAX_REPEATS <= QUERIES, "a task has at least one row on every machine");
 
 /* Rows [first_row, last_row) of the batch; positions are slots of the cache. */
 typedef struct {
-    int64_t first_row, last_row, prompt_start, prompt_length, strips_start, strip_length, own_length;
+    int64_t SPAN_FIELDS;
 } Span;
 
 /* `sines` has its first half negated. */

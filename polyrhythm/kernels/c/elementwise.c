@@ -1,10 +1,9 @@
 /* What stands between matrix products, in one pass over memory each, forward and backward: RMS norm, SwiGLU, softmax.
 
-   Lengths of rows are multiples of LANES. A number's bits depend on neither its place nor the number of threads. */
+   Lengths of rows are multiples of LANES. A number's bits depend on neither its place nor the number of threads. Compiled with
+   ROWS_PER_PART. */
 
 #include "vectors.h"
-
-#define ROWS_PER_PART 32 /* as in elementwise.py */
 
 void rms_norm(const float *inputs, const float *weight, float epsilon, int64_t num_rows, int64_t size, float *outputs,
               float *inverse, int num_threads) {

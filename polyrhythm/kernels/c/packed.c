@@ -6,7 +6,8 @@
    whether its prompt is shared or its own.
 
    Gradients of keys and values add up over the blocks of a task; tasks of one span of tokens write to different parts.
-   Neither depends on the number of threads. Compiled with HEAD_DIM and REPEATS (query heads per kv head). */
+   Neither depends on the number of threads. Compiled with HEAD_DIM, REPEATS (query heads per kv head) and the fields of the
+   structs below. */
 
 #include "tiles.h"
 
@@ -16,20 +17,20 @@
 _Static_assert(TILE % KEYS_AT_ONCE == 0, "weights of a whole tile are read");
 
 typedef struct {
-    int64_t start, length, prompt_start, prompt_length;
+    int64_t SEGMENT_FIELDS;
 } Segment;
 
 typedef struct {
-    int64_t segment, first; /* the first of its queries, counted within the segment */
+    int64_t BLOCK_FIELDS; /* its first query is counted within the segment */
 } Block;
 
 typedef struct {
-    int64_t first_block, last_block, start, stop, part; /* blocks, the tokens whose gradients they add to, and where */
+    int64_t TASK_FIELDS; /* blocks, the tokens whose gradients they add to, and where */
 } Task;
 
 typedef struct {
     float *data;
-    int64_t token, head, part; /* strides in floats */
+    int64_t STRIDES; /* in floats */
 } Rows;
 
 typedef struct {

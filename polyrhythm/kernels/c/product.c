@@ -2,7 +2,8 @@
 
    Weights are packed as [block of COLUMNS outputs][input][COLUMNS], so that memory is read in one stream. While the rows
    meet one block, the next one is fetched into the cache. Every number is one chain of multiplications and additions in the
-   order of the inputs: its bits depend on neither the other rows nor the number of threads. */
+   order of the inputs: its bits depend on neither the other rows nor the number of threads. Compiled with the numbers of the
+   operations PLAIN, SILU, TIMES and PLUS. */
 
 #include "vectors.h"
 
@@ -19,9 +20,8 @@
 #define ROWS 240 /* rows that meet a block before the next one */
 #define INPUTS 192 /* of a block at a time: they stay in the nearest cache while the rows pass */
 
-enum { PLAIN, SILU, TIMES, PLUS };
-
 int columns_per_block(void) { return COLUMNS; }
+int most_rows_at_once(void) { return MANY; }
 
 /* Past the caches, where that can be said: what is packed is read much later. `to` is aligned to a vector. */
 static inline void store_for_later(float *to, vec value) {
@@ -82,7 +82,7 @@ static inline vec finish(const Product *product, vec value, int64_t place, int64
         case SILU: return value * sigmoid(value);
         case TIMES: return value * load(product->other + place);
         case PLUS: return value + load(product->other + place);
-        default: return value;
+        default: return value; /* PLAIN */
     }
 }
 
@@ -163,7 +163,7 @@ static void multiply_block(const Product *product, int64_t block, const float *p
         }
 }
 
-/* `panels` has room for num_rows + MANY rows. */
+/* `panels` has room for num_rows + most_rows_at_once() rows. */
 void product(const float *rows, int64_t num_rows, int64_t stride, const float *packed, const float *bias, const float *other,
              int64_t num_inputs, int64_t num_outputs, int operation, float *panels, float *out, int num_threads) {
     const Product work = {packed, bias, other, num_inputs, num_outputs, operation, out};

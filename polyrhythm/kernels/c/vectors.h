@@ -1,6 +1,8 @@
 /* Vectors of LANES numbers in GCC's notation, which clang reads too: as many as one register of this machine holds.
 
-   A longer vector would live in memory, and every operation would read and write it there. */
+   A longer vector would live in memory, and every operation would read and write it there.
+
+   Every C file is compiled with macros that its Python file gives: numbers and the fields of structs that both know. */
 
 #include <math.h>
 #include <stdint.h>
@@ -16,6 +18,8 @@
 #define LANES 4
 #define FIRST_LANES(a, b, c, d, ...) a, b, c, d
 #endif
+
+_Static_assert(WIDEST_VECTOR % LANES == 0, "rows that suit the widest vector suit every machine's");
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));

@@ -7,7 +7,6 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
     crosses   every completion token over the whole prompt, merged with its run by the log-sum-exp of both
 """
 
-import ctypes
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -21,7 +20,9 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.training.packing.compiled_attention import compiled_attention, library_for, with_dense_heads
+from polyrhythm.kernels.packed_attention import PackedAttention, packed_attention_for
+from polyrhythm.kernels.tensors import with_dense_heads
+from polyrhythm.training.packing.compiled_attention import compiled_attention
 from polyrhythm.training.packing.layout import Block
 
 IMPLEMENTATION = "polyrhythm_packed"
@@ -176,18 +177,18 @@ def merged_flash_attention(query: Tensor, key: Tensor, value: Tensor, plan: Atte
 
 def cpu_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
     """The compiled kernel in fp32 where this machine can have it, else the merge."""
-    library = library_for(query, key, value)
-    if library is None or not _is_sound(library, query.size(-1), query.size(1) // key.size(1)):
+    kernel = packed_attention_for(query, key, value)
+    if kernel is None or not _is_sound(kernel, query.size(-1), query.size(1) // key.size(1)):
         return merged_flash_attention(query, key, value, plan, scale)
-    return compiled_attention(query, key, value, plan.blocks, scale, library)
+    return compiled_attention(query, key, value, plan.blocks, scale, kernel)
 
 
 @functools.cache
-def _is_sound(library: ctypes.CDLL, head_dim: int, repeats: int) -> bool:
-    def kernel(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        return compiled_attention(query, key, value, plan.blocks, scale, library)
+def _is_sound(kernel: PackedAttention, head_dim: int, repeats: int) -> bool:
+    def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return compiled_attention(query, key, value, plan.blocks, scale, kernel)
 
-    if agrees_with_loop(kernel, head_dim=head_dim, repeats=repeats, dtype=torch.float32, tolerance=1e-4):
+    if agrees_with_loop(attend, head_dim=head_dim, repeats=repeats, dtype=torch.float32, tolerance=1e-4):
         return True
     log.warning("the compiled attention kernel fails its self-test: torch operators are used")
     return False

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyrhythm.kernels import LANES
+from polyrhythm.kernels.compiling import WIDEST_VECTOR
 from polyrhythm.kernels.elementwise import can_be_fused, softmax_exponentials, softmax_statistics
 from polyrhythm.training.policy.accumulate import gradient_of
 
 TILE_SIZE = (2_048, 8_192)
-"""Most rows and columns of logits at a time, columns by multiples of LANES. A row's sum is that of its slices: their width is
+"""Most rows and columns of logits at a time, columns by multiples of WIDEST_VECTOR. A row's sum is that of its slices: their width is
 not chosen by the number of rows, so that a row's bits do not depend on those beside it."""
 KEPT_BYTES = 256 * 2**20
 """Of logits that wait for the backward pass."""
@@ -165,7 +165,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 def _tiles(num_rows: int, num_columns: int, tile_size: tuple[int, int]) -> list[_Tile]:
     """Slices of the vocabulary, each with all its rows before the next one."""
     rows = _even_slices(num_rows, tile_size[0])
-    columns = _even_slices(num_columns, tile_size[1], multiple_of=LANES)
+    columns = _even_slices(num_columns, tile_size[1], multiple_of=WIDEST_VECTOR)
     return [_Tile(row, column, index) for (index, column), row in itertools.product(enumerate(columns), rows)]
 
 

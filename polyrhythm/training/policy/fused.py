@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from polyrhythm.kernels import are_served
 from polyrhythm.kernels.elementwise import can_be_fused, rms_norm, rms_norm_backward, swiglu, swiglu_backward
+from polyrhythm.kernels.tensors import are_served
 
 _NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 _MLPS = ("LlamaMLP", "Qwen2MLP", "Qwen3MLP")

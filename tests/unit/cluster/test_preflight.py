@@ -19,3 +19,9 @@ def test_a_reward_that_takes_too_much_memory_when_it_is_imported_is_the_users_er
     check_run(config_with_reward(tmp_path, "greedy:score", memory_mb=4096), None)
     with pytest.raises(UserError, match="'greedy:score' cannot be imported: MemoryError"):
         check_run(config_with_reward(tmp_path, "greedy:score", memory_mb=800), None)
+
+
+def test_a_switch_of_kernels_that_means_nothing_is_refused_before_any_process_starts(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("POLYRHYTHM_KERNELS", "none")
+    with pytest.raises(UserError, match="POLYRHYTHM_KERNELS='none'"):
+        check_run(Config(), None)

@@ -1,16 +1,13 @@
-import logging
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm import kernels
-from polyrhythm.engine.embedded.batch import SPAN, padded_rows
+from polyrhythm.engine.embedded.batch import padded_rows
 from polyrhythm.engine.embedded.decoding import CompiledDecoding, Heads, Rotation, TorchDecoding, decoding_for
 from polyrhythm.engine.embedded.kv_cache import KvCache, KvRange, slots_needed
-from polyrhythm.kernels import load_kernel
+from polyrhythm.kernels.decoding_attention import SPAN
 
 CPU = torch.device("cpu")
 FORMS = ["compiled", "torch"]
@@ -78,14 +75,6 @@ class Batch:
         return torch.stack(rows)
 
 
-@pytest.fixture
-def no_kernels_loaded():
-    """Kernels are looked for anew, in this test and after it."""
-    load_kernel.cache_clear()
-    yield
-    load_kernel.cache_clear()
-
-
 @pytest.mark.parametrize("form", FORMS)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 150), st.integers(1, 9), st.integers(1, 140)), min_size=1, max_size=4),
@@ -123,60 +112,6 @@ def test_large_scores_do_not_overflow():
     assert output.isfinite().all() and (output.double() - batch.expected()).abs().max() < 1e-3
 
 
-@pytest.mark.usefixtures("no_kernels_loaded")
-def test_a_machine_without_a_compiler_decodes_with_torch_operators(monkeypatch, caplog):
-    monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
-    monkeypatch.delenv("CC", raising=False)
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(decoding_for(Heads(4, 2, 16, 0.25), CPU), TorchDecoding)
-    assert "no C compiler" in caplog.text
-
-
-@pytest.mark.usefixtures("no_kernels_loaded")
-def test_a_compiler_that_fails_is_named_with_its_reason(monkeypatch, caplog, tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\necho this machine is odd >&2\nexit 1\n")
-    compiler.chmod(0o700)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "cache"))
-    with caplog.at_level(logging.WARNING):
-        assert isinstance(decoding_for(Heads(4, 2, 16, 0.25), CPU), TorchDecoding)
-    assert "this machine is odd" in caplog.text
-
-
-@pytest.mark.usefixtures("no_kernels_loaded")
-def test_kernels_are_kept_where_nobody_else_can_put_any(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path))
-    assert load_kernel("elementwise") is not None
-    assert (tmp_path / "kernels").stat().st_mode & 0o77 == 0
-    (tmp_path / "kernels").chmod(0o777)
-    load_kernel.cache_clear()
-    assert load_kernel("elementwise") is None
-    assert "can be written by others" in caplog.text
-
-
-@pytest.mark.usefixtures("no_kernels_loaded")
-def test_a_place_where_no_kernels_can_be_kept_is_said_and_harms_nothing(monkeypatch, tmp_path, caplog):
-    (tmp_path / "kernels").touch()
-    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path))
-    assert load_kernel("elementwise") is None
-    assert "torch operators are used" in caplog.text
-
-
-@pytest.mark.usefixtures("no_kernels_loaded")
-def test_a_kernel_that_does_not_load_is_made_again_the_next_time(monkeypatch, tmp_path):
-    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "good"))
-    assert load_kernel("elementwise") is not None
-    (library,) = (tmp_path / "good" / "kernels").iterdir()
-    monkeypatch.setenv("POLYRHYTHM_CACHE", str(tmp_path / "bad"))
-    (tmp_path / "bad" / "kernels").mkdir(mode=0o700, parents=True)
-    (tmp_path / "bad" / "kernels" / library.name).touch()
-    load_kernel.cache_clear()
-    assert load_kernel("elementwise") is None
-    load_kernel.cache_clear()
-    assert load_kernel("elementwise") is not None
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("place", ["query", "key"])
 def test_what_is_not_a_number_stays_visible(form, place):
@@ -189,3 +124,8 @@ def test_what_is_not_a_number_stays_visible(form, place):
 @pytest.mark.parametrize("heads", [Heads(4, 2, 24, 0.2), Heads(34, 2, 16, 0.25)], ids=["dim", "repeats"])
 def test_shapes_that_the_kernel_does_not_know_use_torch_operators(heads):
     assert isinstance(decoding_for(heads, CPU), TorchDecoding)
+
+
+def test_a_kernel_that_is_switched_off_is_not_used(monkeypatch):
+    monkeypatch.setenv("POLYRHYTHM_KERNELS", "off:decode")
+    assert isinstance(decoding_for(Heads(4, 2, 16, 0.25), CPU), TorchDecoding)

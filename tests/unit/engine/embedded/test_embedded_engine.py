@@ -7,8 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from polyrhythm.config import EngineConfig
-from polyrhythm.engine.embedded import model_runner
-from polyrhythm.engine.embedded.decoding import TorchDecoding
 from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, TooLarge, WrongVersion
 from polyrhythm.messages import GenerateRequest
@@ -44,11 +42,10 @@ def reference_logprobs(model, prompt_ids: list[int], token_ids: list[int], tempe
     return logprobs.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
 
 
-@pytest.fixture(params=["compiled", "torch"])
+@pytest.fixture(params=["on", "off"])
 def decoding(request, monkeypatch) -> None:
-    """Both forms of attention in decoding: the kernel and the operators of machines without a compiler."""
-    if request.param == "torch":
-        monkeypatch.setattr(model_runner, "decoding_for", lambda heads, _device: TorchDecoding(heads))
+    """Kernels, and the torch operators of machines without a compiler."""
+    monkeypatch.setenv("POLYRHYTHM_KERNELS", request.param)
 
 
 @pytest.mark.usefixtures("decoding")

@@ -11,7 +11,7 @@ FORMS = {"compiled": CompiledProduct, "onednn": OneDnnProduct, "plain": PlainPro
 def form(request, monkeypatch) -> str:
     """The forms of machines with a compiler, without one, and without oneDNN as well."""
     if request.param != "compiled":
-        monkeypatch.setattr("polyrhythm.engine.embedded.projection.load_kernel", lambda _: None)
+        monkeypatch.setenv("POLYRHYTHM_KERNELS", "off:product")
     if request.param == "plain":
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     return request.param

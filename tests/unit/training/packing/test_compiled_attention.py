@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyrhythm.kernels import load_kernel
+from polyrhythm.kernels.compiling import forget_kernels
+from polyrhythm.kernels.packed_attention import packed_attention_for
 from polyrhythm.training.packing import attention
 from polyrhythm.training.packing.attention import AttentionPlan, agrees_with_loop, cpu_attention, looped_attention
-from polyrhythm.training.packing.compiled_attention import compiled_attention, library_for, tables_of
+from polyrhythm.training.packing.compiled_attention import compiled_attention, tables_of
 from polyrhythm.training.packing.layout import Layout, pack
 
 SCALE = 0.3
@@ -40,9 +41,9 @@ def attend(inputs: list[Tensor], layout: Layout) -> list[Tensor]:
     """Output and gradients of the compiled kernel."""
     *leaves, upstream = inputs
     leaves = [leaf.detach().clone().requires_grad_() for leaf in leaves]
-    library = library_for(leaves[0], leaves[1], leaves[2])
-    assert library is not None, "these tests need a C compiler"
-    out = compiled_attention(leaves[0], leaves[1], leaves[2], layout.blocks, scale_of(leaves[0]), library)
+    kernel = packed_attention_for(leaves[0], leaves[1], leaves[2])
+    assert kernel is not None, "these tests need a C compiler"
+    out = compiled_attention(leaves[0], leaves[1], leaves[2], layout.blocks, scale_of(leaves[0]), kernel)
     return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
@@ -126,7 +127,7 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch, caplog):
     plan = AttentionPlan(layout.blocks)
     expected = attention.merged_flash_attention(query, key, value, plan, SCALE)
 
-    def wrong(query: Tensor, key: Tensor, value: Tensor, blocks: object, scale: float, library: object) -> Tensor:
+    def wrong(query: Tensor, key: Tensor, value: Tensor, blocks: object, scale: float, kernel: object) -> Tensor:
         return attention.merged_flash_attention(query, key, value, plan, scale * 1.01)
 
     monkeypatch.setattr(attention, "compiled_attention", wrong)
@@ -139,20 +140,29 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch, caplog):
 def test_narrow_vectors_compute_the_same(monkeypatch):
     """Those of machines without AVX; without the flag a machine that is not an x86 has them anyway."""
     monkeypatch.setenv("CC", "cc -mno-avx" if platform.machine() == "x86_64" else "cc")
-    library = load_kernel.__wrapped__("packed", HEAD_DIM=64, REPEATS=3)
-    assert library.queries_per_block() == 16
+    forget_kernels()
+    query, key, value, _ = rows(1, 6, 2, 64)
+    kernel = packed_attention_for(query, key, value)
+    forget_kernels()
+    assert kernel is not None and kernel.queries_per_block == 16
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-        return compiled_attention(query, key, value, plan.blocks, scale, library)
+    def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return compiled_attention(query, key, value, plan.blocks, scale, kernel)
 
-    assert agrees_with_loop(kernel, head_dim=64, repeats=3, dtype=torch.float32, tolerance=1e-4)
+    assert agrees_with_loop(attend, head_dim=64, repeats=3, dtype=torch.float32, tolerance=1e-4)
+
+
+def test_a_kernel_that_is_switched_off_is_not_used(monkeypatch):
+    query, key, value, _ = rows(1, 4, 2, 16)
+    monkeypatch.setenv("POLYRHYTHM_KERNELS", "off:packed")
+    assert packed_attention_for(query, key, value) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_number_formats_use_torch_operators(dtype):
     query = torch.zeros(1, 4, 3, 16, dtype=dtype)
-    assert library_for(query, query, query) is None
-    assert library_for(query.float(), query.float(), query) is None
+    assert packed_attention_for(query, query, query) is None
+    assert packed_attention_for(query.float(), query.float(), query) is None
     assert agrees_with_loop(cpu_attention)
 
 
