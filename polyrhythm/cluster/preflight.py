@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.switch import kernels_off
@@ -15,6 +16,7 @@ NUM_ENDLESS_CHECKED = 64
 def check_run(config: Config, model_dir: Path | None) -> None:
     """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model."""
     kernels_off()  # a switch that means nothing is refused here, not in every process
+    check_loss(config.algorithm.loss)
     task = make_task(config.task)
     check_importable(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
     if model_dir is None:

@@ -68,7 +68,7 @@ class AlgorithmConfig(Section):
     """The objective."""
 
     loss: str = "clipped"
-    """The loss of a token: clipped (PPO's ratio, clipped)."""
+    """The loss: clipped (PPO's probability ratio, clipped), or `module:name` of a function; see docs/losses.md."""
     advantage: Literal["group_std", "group_mean"] = "group_std"
     """Reward minus the group's mean, divided by the group's standard deviation or not (Dr. GRPO)."""
     aggregation: Literal["token_mean", "sequence_mean", "constant", "group_token_mean"] = "token_mean"

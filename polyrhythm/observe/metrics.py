@@ -86,7 +86,7 @@ METRICS: dict[str, Metric] = {
         "trainer",
         "fraction of tokens",
         "Share of tokens whose ratio is beyond `algorithm.clip_low` or `algorithm.clip_high`.",
-        TRAINED,
+        f'{TRAINED} and `algorithm.loss = "clipped"`',
     ),
     "train/ratio_mean": Metric(
         "trainer", "ratio", "Mean probability ratio of the policy to the policy at the start of the step.", TRAINED
@@ -101,7 +101,10 @@ METRICS: dict[str, Metric] = {
         "trainer", "nats per token", "Estimate of the KL divergence to the reference that is never negative.", KL
     ),
     "mismatch/logprob_abs_mean": Metric(
-        "trainer", "nats", "Mean distance between the engine's and the trainer's log-probability of a token.", TRAINED
+        "trainer",
+        "nats",
+        "Mean distance between what engine and trainer compute as the log-probability of a token, both with the weights that drew it.",
+        TRAINED,
     ),
     "mismatch/logprob_abs_max": Metric("trainer", "nats", "Largest such distance.", TRAINED),
     "mismatch/k1": Metric("trainer", "nats per token", "KL divergence of engine and trainer: mean log-ratio.", TRAINED),

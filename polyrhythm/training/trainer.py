@@ -9,7 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
-from polyrhythm.algorithms.losses import KL_LOSSES, clipped_policy_loss, group_divisor, kl_k1, kl_k3, token_weight
+from polyrhythm.algorithms.aggregation import group_divisor, token_weight
+from polyrhythm.algorithms.kl import kl_k1, kl_k3
+from polyrhythm.algorithms.loss import LossInputs, LossOutputs
+from polyrhythm.algorithms.losses import find_loss
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, seconds_metric
@@ -27,6 +30,8 @@ class _Sums:
 
     totals: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
+    of_the_loss: dict[str, float] = field(default_factory=dict)
+    """What the loss itself adds up, by the name of the metric that shows it per token."""
 
     @classmethod
     def of_all(cls, ranks: Sequence["_Sums"]) -> "_Sums":
@@ -36,10 +41,15 @@ class _Sums:
                 merged.add(name, value)
             for name, value in sums.maxima.items():
                 merged.peak(name, value)
+            for name, value in sums.of_the_loss.items():
+                merged.add_of_the_loss(name, value)
         return merged
 
     def add(self, name: str, value: Tensor | float) -> None:
         self.totals[name] = self.totals.get(name, 0.0) + float(value)
+
+    def add_of_the_loss(self, name: str, value: Tensor | float) -> None:
+        self.of_the_loss[name] = self.of_the_loss.get(name, 0.0) + float(value)
 
     def peak(self, name: str, value: Tensor | float) -> None:
         self.maxima[name] = max(self.maxima.get(name, float("-inf")), float(value))
@@ -62,6 +72,7 @@ class Trainer:
         self.ranks = ranks or Ranks()
         longest = config.engine.context_length or None
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
+        self.loss = find_loss(config.algorithm.loss)
         self.optimizer = Optimizer(policy, config.training)
         self.device = next(policy.parameters()).device
         self.recorder = recorder or ActivityRecorder("trainer")
@@ -134,6 +145,7 @@ class Trainer:
             [(group.prompt_ids, [r.trace.token_ids for r in group.rollouts]) for group in groups],
             share_prompt=self.models.shares_prompts,
             max_tokens=self.config.training.tokens_per_micro_batch,
+            loss_masks=[[r.trace.sampled_mask for r in group.rollouts] for group in groups],
         )
         layouts = [layout.to(self.device) for layout in layouts]
         algorithm = self.config.algorithm
@@ -151,23 +163,19 @@ class Trainer:
     ) -> None:  # fmt: skip
         algorithm = self.config.algorithm
         scores = self.models.score(layout)
-        logprobs_N = scores.logprobs_N
-        advantages_N = _per_token(layout, advantages)
-        weights_N = _per_token(layout, [_token_weights(algorithm.aggregation, g, self._max_tokens) for g in groups])
-        weights_N = weights_N * layout.loss_mask_N
-        losses_N, ratio_N = clipped_policy_loss(
-            logprobs_N, old_N, advantages_N, algorithm.clip_low, algorithm.clip_high
+        weights = [_token_weights(algorithm.aggregation, group, self.config.rollout.max_tokens) for group in groups]
+        inputs = LossInputs(
+            policy_logprobs_N=scores.logprobs_N,
+            old_logprobs_N=scores.logprobs_N.detach() if old_N is None else old_N,
+            reference_logprobs_N=reference_N,
+            rollout_logprobs_N=_rollout_logprobs(layout, groups),
+            advantages_N=_per_token(layout, advantages),
+            weights_N=_per_token(layout, weights),
+            sequence_N=layout.sequence_N,
         )
-        if reference_N is not None and algorithm.kl_estimator in KL_LOSSES:
-            losses_N = losses_N + algorithm.kl_coef * KL_LOSSES[algorithm.kl_estimator](logprobs_N, reference_N)
-        loss = (losses_N * weights_N).sum()
-        loss.backward()
-        rollout_N = _per_position(layout, groups)
-        self._measure(layout, loss, ratio_N.detach(), logprobs_N.detach(), scores.entropy_N, rollout_N, reference_N)
-
-    @property
-    def _max_tokens(self) -> int:
-        return self.config.rollout.max_tokens
+        outputs = self.loss(inputs, algorithm)
+        outputs.loss.backward()
+        self._measure(layout, inputs, outputs, scores.entropy_N)
 
     def _advantages_less_kl(
         self, groups: list[Group], layouts: list[Layout], olds: list[Tensor | None], references: list[Tensor | None]
@@ -176,7 +184,7 @@ class Trainer:
         penalties = [[0.0] * len(group.rollouts) for group in groups]
         for layout, old_N, reference_N in zip(layouts, olds, references, strict=True):
             assert old_N is not None and reference_N is not None
-            penalty_N = kl_k1(old_N, reference_N) * layout.loss_mask_N
+            penalty_N = kl_k1(old_N, reference_N)
             rows = zip(layout.group_N.tolist(), layout.rollout_N.tolist(), penalty_N.tolist(), strict=True)
             for group, rollout, penalty in rows:
                 penalties[group][rollout] += self.config.algorithm.kl_coef * penalty
@@ -187,27 +195,25 @@ class Trainer:
         ]
 
     @torch.no_grad()
-    def _measure(
-        self, layout: Layout, loss: Tensor, ratio_N: Tensor, logprobs_N: Tensor, entropy_N: Tensor, rollout_N: Tensor,
-        reference_N: Tensor | None,
-    ) -> None:  # fmt: skip
-        sums, mask_N = self.sums, layout.loss_mask_N
-        clipped_N = (ratio_N < 1 - self.config.algorithm.clip_low) | (ratio_N > 1 + self.config.algorithm.clip_high)
-        gap_N = (logprobs_N - rollout_N)[mask_N]
-        sums.add("loss", loss.detach())
-        sums.add("tokens", mask_N.sum())
+    def _measure(self, layout: Layout, inputs: LossInputs, outputs: LossOutputs, entropy_N: Tensor) -> None:
+        sums, logprobs_N, old_N = self.sums, inputs.policy_logprobs_N, inputs.old_logprobs_N
+        ratio_N = torch.exp(logprobs_N - old_N)
+        gap_N = old_N - inputs.rollout_logprobs_N  # of the same weights: what is left is how they are computed
+        sums.add("loss", outputs.loss.detach())
+        sums.add("tokens", layout.num_targets)
         sums.add("row_tokens", layout.num_tokens)
-        sums.add("entropy", entropy_N[mask_N].sum())
-        sums.add("clipped", (clipped_N & mask_N).sum())
-        sums.add("ratio", ratio_N[mask_N].sum())
-        sums.peak("ratio_abs_gap", (ratio_N[mask_N] - 1).abs().max())
+        sums.add("entropy", entropy_N.sum())
+        sums.add("ratio", ratio_N.sum())
+        sums.peak("ratio_abs_gap", (ratio_N - 1).abs().max())
         sums.add("mismatch_abs", gap_N.abs().sum())
         sums.add("mismatch_k1", -gap_N.sum())
         sums.add("mismatch_k3", (torch.expm1(gap_N) - gap_N).sum())
         sums.peak("mismatch_abs", gap_N.abs().max())
-        if reference_N is not None:
-            sums.add("kl_k1", kl_k1(logprobs_N, reference_N)[mask_N].sum())
-            sums.add("kl_k3", kl_k3(logprobs_N, reference_N)[mask_N].sum())
+        if inputs.reference_logprobs_N is not None:
+            sums.add("kl_k1", kl_k1(logprobs_N, inputs.reference_logprobs_N).sum())
+            sums.add("kl_k3", kl_k3(logprobs_N, inputs.reference_logprobs_N).sum())
+        for name, value in outputs.sums.items():
+            sums.add_of_the_loss(name, value)
 
 
 def _token_weights(aggregation: str, group: Group, max_tokens: int) -> list[float]:
@@ -226,15 +232,10 @@ def _per_token(layout: Layout, values: list[list[float]]) -> Tensor:
     return torch.tensor(flat, dtype=torch.float32, device=device)[index_N]
 
 
-def _per_position(layout: Layout, groups: list[Group]) -> Tensor:
+def _rollout_logprobs(layout: Layout, groups: list[Group]) -> Tensor:
     """The engine's log-probability of each target token."""
-    values: list[float] = []
-    pairs = zip(layout.group_N.tolist(), layout.rollout_N.tolist(), strict=True)
-    previous, position = (-1, -1), 0
-    for pair in pairs:
-        position = position + 1 if pair == previous else 0
-        values.append(groups[pair[0]].rollouts[pair[1]].trace.rollout_logprobs[position])
-        previous = pair
+    in_the_row = dict.fromkeys(zip(layout.group_N.tolist(), layout.rollout_N.tolist(), strict=True))
+    values = [x for group, rollout in in_the_row for x in groups[group].rollouts[rollout].trace.rollout_logprobs]
     return torch.tensor(values, dtype=torch.float32, device=layout.group_N.device)
 
 
@@ -256,7 +257,6 @@ def _step_metrics(sums: _Sums) -> dict[str, float]:
     if tokens := total("tokens", 0.0):
         metrics |= {
             "train/entropy": total("entropy", 0.0) / tokens,
-            "train/clip_fraction": total("clipped", 0.0) / tokens,
             "train/ratio_mean": total("ratio", 0.0) / tokens,
             "train/ratio_abs_gap_max": sums.maxima["ratio_abs_gap"],
             "mismatch/logprob_abs_mean": total("mismatch_abs", 0.0) / tokens,
@@ -266,4 +266,5 @@ def _step_metrics(sums: _Sums) -> dict[str, float]:
         }
         if "kl_k1" in sums.totals:
             metrics |= {"kl/k1": total("kl_k1", 0.0) / tokens, "kl/k3": total("kl_k3", 0.0) / tokens}
+        metrics |= {name: value / tokens for name, value in sums.of_the_loss.items()}
     return metrics

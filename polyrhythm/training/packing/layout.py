@@ -12,6 +12,7 @@ Unshared, every completion is a block of its own behind its own copy of the prom
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -38,19 +39,19 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One row of T tokens with N tokens to predict, the completions' tokens in the order of the row."""
+    """One row of T tokens with N tokens to predict: those of the completions that count in the loss, in the row's order."""
 
     token_ids_T: Tensor
     position_ids_T: Tensor
     predictor_N: Tensor
     """Index into T of the hidden state that predicts target n."""
     target_N: Tensor
-    loss_mask_N: Tensor
-    """Which targets count in the loss; a masked token is attended to like any other."""
     group_N: Tensor
     """Index into the groups that `pack` was given."""
     rollout_N: Tensor
     """Index of the completion within its group."""
+    sequence_N: Tensor
+    """Index of the completion within this row. A completion is never split over rows: sums over one are exact."""
     blocks: tuple[Block, ...]
     shared: bool
 
@@ -95,7 +96,8 @@ def pack(
     """Packs groups, in order and block by block, into as few rows of at most `max_tokens` as that order allows.
 
     A group too long for one row is split by completions, repeating the prompt. A single sequence longer than
-    `max_tokens` gets a row of its own. `loss_masks` has the shape of the completions; without it every token counts.
+    `max_tokens` gets a row of its own. `loss_masks` has the shape of the completions and says which of
+    their tokens are targets; the others are in the row and attended to like any. Without it every token is a target.
     """
     parts = [part for index, group in enumerate(groups) for part in _parts(index, group, share_prompt, max_tokens)]
     return [_lay_out(row, share_prompt, loss_masks) for row in _rows(parts, max_tokens)]
@@ -141,9 +143,10 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
     position_ids: list[int] = []
     predictors: list[int] = []
     targets: list[int] = []
-    loss_mask: list[bool] = []
     group_ids: list[int] = []
     rollout_ids: list[int] = []
+    sequence_ids: list[int] = []
+    num_sequences = 0
     blocks: list[Block] = []
     for part in parts:
         prompt_start, prompt_length = len(token_ids), len(part.prompt)
@@ -158,22 +161,31 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
                 lengths.append(length)
             token_ids += completion[:length]
             position_ids += range(prompt_length, prompt_length + length)
-            predictors += [prompt_start + prompt_length - 1, *range(start, start + length)]
-            targets += completion
-            loss_mask += loss_masks[part.group][rollout] if loss_masks else [True] * len(completion)
-            group_ids += [part.group] * len(completion)
-            rollout_ids += [rollout] * len(completion)
+            mask = loss_masks[part.group][rollout] if loss_masks else [True] * len(completion)
+            num_targets = _num_targets(part.group, rollout, completion, mask)
+            predictors += compress([prompt_start + prompt_length - 1, *range(start, start + length)], mask)
+            targets += compress(completion, mask)
+            group_ids += [part.group] * num_targets
+            rollout_ids += [rollout] * num_targets
+            sequence_ids += [num_sequences] * num_targets
+            num_sequences += 1
         blocks.append(Block(prompt_start, prompt_length, tuple(starts), tuple(lengths)))
-    if len(loss_mask) != len(targets):
-        raise ValueError(f"loss_masks cover {len(loss_mask)} tokens of {len(targets)}: one value per completion token")
     return Layout(
         token_ids_T=torch.tensor(token_ids),
         position_ids_T=torch.tensor(position_ids),
         predictor_N=torch.tensor(predictors),
         target_N=torch.tensor(targets),
-        loss_mask_N=torch.tensor(loss_mask, dtype=torch.bool),
         group_N=torch.tensor(group_ids),
         rollout_N=torch.tensor(rollout_ids),
+        sequence_N=torch.tensor(sequence_ids),
         blocks=tuple(blocks),
         shared=shared,
     )
+
+
+def _num_targets(group: int, rollout: int, completion: Sequence[int], mask: Sequence[bool]) -> int:
+    if len(mask) != len(completion):
+        raise ValueError(f"a loss mask covers {len(mask)} tokens of {len(completion)}: one value per completion token")
+    if not any(mask):
+        raise ValueError(f"completion {rollout} of group {group} has no token in the loss: leave it out")
+    return sum(mask)

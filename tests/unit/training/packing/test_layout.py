@@ -68,13 +68,19 @@ def test_what_predicts_nothing_is_refused(group, reason):
 
 
 def test_the_loss_mask_takes_tokens_out_of_the_loss_but_not_out_of_the_row():
-    masks = [[[True, False], [True, True, False]], [[False]]]
+    masks = [[[True, False], [False, True, True]], [[True]]]
     (layout,) = pack(TWO_GROUPS, share_prompt=True, max_tokens=100, loss_masks=masks)
     (unmasked,) = pack(TWO_GROUPS, share_prompt=True, max_tokens=100)
-    assert layout.loss_mask_N.tolist() == [True, False, True, True, False, False]
-    assert unmasked.loss_mask_N.all()
+    assert layout.target_N.tolist() == [20, 31, 32, 40]
+    assert layout.predictor_N.tolist() == [2, 4, 5, 6]
+    assert layout.sequence_N.tolist() == [0, 1, 1, 2]
     assert layout.blocks == unmasked.blocks
     assert layout.token_ids_T.equal(unmasked.token_ids_T)
+
+
+def test_a_completion_without_a_token_in_the_loss_is_refused():
+    with pytest.raises(ValueError, match="completion 1 of group 0 has no token in the loss"):
+        pack([([1], [[2, 3], [4]])], share_prompt=True, max_tokens=100, loss_masks=[[[False, True], [False]]])
 
 
 def test_a_loss_mask_of_another_length_is_refused():

@@ -1,25 +1,63 @@
 import pytest
 import torch
 
-from polyrhythm.algorithms.losses import clipped_policy_loss, group_divisor, kl_k1, kl_k2, kl_k3, token_weight
+from polyrhythm.algorithms.aggregation import group_divisor, token_weight
+from polyrhythm.algorithms.kl import kl_k1, kl_k2, kl_k3
+from polyrhythm.algorithms.loss import LossInputs, LossOutputs
+from polyrhythm.algorithms.losses import check_loss, find_loss
+from polyrhythm.algorithms.losses.clipped import clipped
+from polyrhythm.config import AlgorithmConfig
+from polyrhythm.errors import UserError
 
 LENGTHS = [[3, 5], [2, 8]]
 MAX_TOKENS = 10
 
 
-def test_without_old_logprobs_the_gradient_is_the_advantage():
+def clipped_loss(logprobs: torch.Tensor, old: torch.Tensor, advantages: list[float]) -> LossOutputs:
+    count = len(advantages)
+    inputs = LossInputs(
+        logprobs, old, None, old, torch.tensor(advantages), torch.ones(count), torch.zeros(count, dtype=torch.long)
+    )
+    return clipped(inputs, AlgorithmConfig(clip_low=0.2, clip_high=0.2))
+
+
+def test_where_the_old_policy_is_the_policy_the_gradient_is_the_advantage():
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    losses, ratio = clipped_policy_loss(logprobs, None, torch.tensor([0.5, -3.0]), 0.2, 0.2)
-    losses.sum().backward()
-    assert ratio.tolist() == [1.0, 1.0]
+    outputs = clipped_loss(logprobs, logprobs.detach(), [0.5, -3.0])
+    outputs.loss.backward()
+    assert outputs.sums["train/clip_fraction"] == 0
     assert logprobs.grad.tolist() == [-0.5, 3.0]
 
 
 def test_the_ratio_is_clipped_only_where_that_makes_the_objective_smaller():
     logprobs = torch.tensor([0.5, 0.5, -0.5, -0.5], requires_grad=True)
-    losses, _ = clipped_policy_loss(logprobs, torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.2, 0.2)
-    losses.sum().backward()
+    outputs = clipped_loss(logprobs, torch.zeros(4), [1.0, -1.0, 1.0, -1.0])
+    outputs.loss.backward()
     assert (logprobs.grad != 0).tolist() == [False, True, True, False]
+    assert outputs.sums["train/clip_fraction"] == 4, "outside the bounds, whichever way the advantage points"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("clip", "algorithm.loss='clip' is not a loss: use clipped or module:name"),
+        ("no_such_module:loss", "algorithm.loss='no_such_module:loss' cannot be imported: ModuleNotFoundError"),
+        ("math:no_such_name", "algorithm.loss='math:no_such_name' cannot be imported: AttributeError"),
+        ("math:pi", "algorithm.loss='math:pi' is not a function"),
+    ],
+)
+def test_a_loss_that_cannot_be_found_is_named_with_its_key(name, said):
+    with pytest.raises(UserError) as error:
+        check_loss(name)
+    assert str(error.value).startswith(said)
+
+
+def test_a_loss_is_found_by_its_name_or_in_a_module_of_the_users(tmp_path, monkeypatch):
+    (tmp_path / "my_losses.py").write_text("def flat(inputs, config): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_loss("clipped") is clipped
+    assert find_loss("my_losses:flat").__name__ == "flat"
 
 
 def test_k3_is_never_negative_and_its_mean_is_the_kl_divergence():
