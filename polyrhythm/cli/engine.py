@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from polyrhythm.cli.processes import join_run, serve
+from polyrhythm.cli.run_process import join_run, serve
 from polyrhythm.errors import UserError
 
 

@@ -1,4 +1,4 @@
-"""`polyrhythm fetch`: get a model into the cache."""
+"""`polyrhythm fetch`: get a model into the cache and check that it can be trained."""
 
 import argparse
 

@@ -3,7 +3,6 @@
 import argparse
 import importlib
 import sys
-from typing import NamedTuple
 
 from polyrhythm import __version__
 from polyrhythm.errors import RunError, UserError
@@ -11,23 +10,21 @@ from polyrhythm.errors import RunError, UserError
 DESCRIPTION = "Reinforcement-learning post-training of language models, strictly on-policy and without waiting."
 
 
-class Command(NamedTuple):
-    """A command's summary, and where it is: `module:add_arguments` and `module:run` of this folder."""
-
-    summary: str
-    module: str
-    add_arguments: str = "add_arguments"
-    run: str = "run"
-
+EPILOG = """\
+polyrhythm train                     SmolLM2-135M learns to add, on this machine
+polyrhythm train run.toml --dry-run  what a file would start
+polyrhythm train --help              every key of a run
+"""
 
 COMMANDS = {
-    "train": Command("train a model: start engines, conductor and trainer on this machine", "train"),
-    "fetch": Command("get a built-in model, such as smollm2-135m, into the cache", "fetch"),
-    "engine": Command("an inference engine: joining a run (--join), or serving a model folder (--model)", "engine"),
-    "conductor": Command("the conductor of a run", "processes", "add_conductor_arguments", "run_conductor"),
-    "trainer": Command("one trainer rank of a run", "processes", "add_trainer_arguments", "run_trainer"),
-    "engines": Command("list, add, drain or remove the engines of a live run", "engines"),
+    "train": "train a model: start engines, conductor and trainer on this machine",
+    "fetch": "get a model into the cache and check that it can be trained",
+    "engine": "serve a model (--model), or help a run of another machine (--join)",
+    "engines": "list, add, drain or remove the engines of a live run",
+    "conductor": "a process of a run, started by train",
+    "trainer": "a process of a run, started by train",
 }
+"""Each is a file in this folder, with `add_arguments(parser)` and `run(parsed)`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,17 +54,25 @@ def _explain_unknown(argument: str, command: str) -> str:
 
 
 def _build_parser(chosen: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="polyrhythm", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="polyrhythm", description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
     parser.add_argument("--version", action="version", version=f"polyrhythm {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help() or 0)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        subparser = commands.add_parser(name, help=command.summary, allow_abbrev=name != "train")
+    for name, summary in COMMANDS.items():
+        has_keys = name == "train"  # so many that it has a help of its own, and an abbreviation could be any of them
+        subparser = commands.add_parser(
+            name, help=summary, description=summary, allow_abbrev=not has_keys, add_help=not has_keys
+        )
         if name == chosen:  # the others need not be imported
-            module = importlib.import_module(f"polyrhythm.cli.{command.module}")
-            getattr(module, command.add_arguments)(subparser)
-            subparser.set_defaults(run=getattr(module, command.run))
+            command = importlib.import_module(f"polyrhythm.cli.{name}")
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
     return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=16)
 
 
 def _complain(message: str) -> None:

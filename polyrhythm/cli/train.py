@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,19 +15,41 @@ if TYPE_CHECKING:
     from polyrhythm.config import Config
 
 
+USAGE = "polyrhythm train [FILE ...] [--key value ...] [--dry-run]"
+HELP = f"""\
+usage: {USAGE}
+
+  polyrhythm train                         SmolLM2-135M learns to add
+  polyrhythm train run.toml --num_steps 9  keys from a file, flags above it
+  polyrhythm train runs/X/config.json      the run in runs/X once more
+  polyrhythm train --resume runs/X         go on with it where it ended
+
+  FILE          TOML, or the config.json of a run; later ones override earlier
+  --dry-run     check everything, print what would run, start nothing
+  --resume RUN  go on with the run in this folder from its last checkpoint
+  --chaos PLAN  break things on purpose as a TOML file says; see docs/faults.md
+"""
+
+
+class ShowHelp(argparse.Action):
+    """argparse's own help of sixty keys begins with fifty lines of usage."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from polyrhythm.config import describe_keys
+
+        print(f"{HELP}\n{describe_keys(min(140, shutil.get_terminal_size().columns))}")
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="*", type=Path, help="TOML files; later ones and flags override earlier ones")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration and the processes, start nothing"
-    )
-    parser.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with the run in this folder from its last checkpoint"
-    )
-    parser.add_argument(
-        "--chaos", type=Path, metavar="PLAN", help="break things on purpose as this TOML file says; see docs/faults.md"
-    )
     from polyrhythm.config import add_flags
 
+    parser.usage = USAGE
+    parser.add_argument("-h", "--help", action=ShowHelp, nargs=0)
+    parser.add_argument("config", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--resume", type=Path, metavar="RUN")
+    parser.add_argument("--chaos", type=Path, metavar="PLAN")
     parser.set_defaults(flags=add_flags(parser))
 
 

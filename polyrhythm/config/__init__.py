@@ -1,7 +1,7 @@
 """The configuration: TOML files below dotted flags, everything checked before anything starts.
 
 `sections` has the keys, `loading` reads and merges them, `mistakes` says what is wrong with them, `other_names` what
-old and foreign names are called here.
+old and foreign names are called here, `reference` what each key means.
 """
 
 from polyrhythm.config.loading import (
@@ -14,6 +14,7 @@ from polyrhythm.config.loading import (
 )
 from polyrhythm.config.mistakes import explain_unknown
 from polyrhythm.config.other_names import explain_name
+from polyrhythm.config.reference import describe_keys
 from polyrhythm.config.sections import (
     AlgorithmConfig,
     ClusterConfig,
@@ -30,6 +31,6 @@ from polyrhythm.config.sections import (
 
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
-    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "explain_name", "explain_unknown",
+    "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "describe_keys", "explain_name", "explain_unknown",
     "load_config", "load_resumed_config", "read_flags", "read_saved_config", "save_config",
 ]  # fmt: skip

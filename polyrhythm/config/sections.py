@@ -170,7 +170,7 @@ class ConductorConfig(Section):
 
 
 class ClusterConfig(Section):
-    """The processes of a run: where, how many, and what happens when one dies."""
+    """The processes of a run: where, how many, and what if one dies."""
 
     kind: Literal["local"] = "local"
     """local: processes of this machine, which engines of other machines may join."""

@@ -86,3 +86,10 @@ def test_two_engines_and_one_train_the_same_weights_byte_for_byte(cli, periodic)
     two = cli.train(order="problem", cluster__num_engines=2)
     assert two.returncode == 0, two.output
     assert two.weights() == periodic.weights()
+
+
+def test_the_saved_configuration_of_a_run_repeats_it_byte_for_byte(cli, periodic):
+    again = cli.run("train", str(periodic.run_dir / "config.json"))
+    assert again.returncode == 0, again.output
+    assert (again.run_dir / "config.json").read_text() == (periodic.run_dir / "config.json").read_text()
+    assert again.weights() == periodic.weights()
