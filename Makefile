@@ -27,7 +27,8 @@ lint: setup  ## style and types
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: setup  ## rewrite what is generated: the README's tree, docs/metrics.md
-	$(BIN)/python docs/write_tree.py
+	$(BIN)/python -m docs.write_tree
+	$(BIN)/python -m docs.write_models
 
 bench: setup  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
 	$(BIN)/polyrhythm fetch smollm2-135m

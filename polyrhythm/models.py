@@ -10,9 +10,26 @@ from typing import Any
 
 from polyrhythm.errors import UserError
 
-EMBEDDED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
-"""One architecture, with or without biases and query/key norms."""
-INSTEAD = "use a Llama, Qwen2 or Qwen3 model, such as smollm2-135m or Qwen/Qwen3-0.6B"
+TESTED = (
+    "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neox",
+    "gpt_oss", "granite", "helium", "hunyuan_v1_dense", "llama", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe",
+    "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
+"""Each has a tiny model in the tests. Others are tried: a probe at the start compares them with transformers."""
+STATE = "carries a state from token to token, which cannot be shared or packed"
+OWN_ATTENTION = "computes attention by itself instead of calling the function it is given"
+REFUSED = {
+    **dict.fromkeys(
+        ("bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
+         "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "recurrent_gemma",
+         "rwkv", "xlstm", "zamba", "zamba2"),
+        STATE,
+    ),
+    **dict.fromkeys(("bloom", "codegen", "gptj", "llama4_text", "mpt", "nemotron", "stablelm"), OWN_ATTENTION),
+}  # fmt: skip
+"""Why these cannot be run."""
+ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
+INSTEAD = "use a decoder such as Llama, Mistral, Qwen3, Gemma or Phi; `polyrhythm models` lists them"
 WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"
 # Their frequencies are chosen by the longest sequence of a batch: each sequence would depend on its neighbours.
@@ -46,22 +63,17 @@ def check_model_config(folder: Path, name: str) -> None:
 
 
 def why_not_generated(config: ModelConfig) -> str | None:
-    """Why the embedded engine cannot run a model, as a clause about it; None if it can."""
-    model_type, activation = config.get("model_type"), config.get("hidden_act", "silu")
-    if model_type not in EMBEDDED_MODEL_TYPES:
-        *others, last = EMBEDDED_MODEL_TYPES
-        return f"is of type {model_type}, and the embedded engine runs {', '.join(others)} and {last}"
-    if _has_sliding_windows(config):
-        return "has sliding windows, which the embedded engine does not run"
-    if activation != "silu":
-        return f"has the activation {activation}, and the embedded engine runs silu"
+    """Why the embedded engine cannot run a model, as a clause about it; None if it can, or has to be tried."""
+    if why := REFUSED.get(str(config.get("model_type"))):
+        return why
+    kinds = config.get("layer_types") or config.get("layers_block_type") or []
+    if odd := sorted({str(kind) for kind in kinds} - set(ATTENTION_LAYERS)):
+        return f"has layers of type {', '.join(odd)}, of which nothing is known here"
     return _why_not_its_rotations(config)
 
 
 def why_not_trained(config: ModelConfig) -> str | None:
     """Why the trainer cannot pack sequences of a model into rows, as a clause about it; None if it can."""
-    if softcap := config.get("final_logit_softcapping"):
-        return f"soft-caps its logits (final_logit_softcapping={softcap}), which the trainer does not do"
     return _why_not_its_rotations(config)
 
 
@@ -74,19 +86,9 @@ def _why_not_a_causal_model(config: ModelConfig) -> str | None:
 
 def _why_not_loaded(config: ModelConfig) -> str | None:
     # Code of transformers is preferred to that of a model; what it does not know is not imported either.
-    if config.get("auto_map") and config.get("model_type") not in EMBEDDED_MODEL_TYPES:
+    if config.get("auto_map") and config.get("model_type") not in TESTED:
         return f"brings code of its own (auto_map, type {config.get('model_type')}), which is never run"
     return None
-
-
-def _has_sliding_windows(config: ModelConfig) -> bool:
-    if layer_types := config.get("layer_types"):
-        return any(kind != "full_attention" for kind in layer_types)
-    if config.get("model_type") not in ("qwen2", "qwen3") or not config.get("use_sliding_window"):
-        return False
-    # As transformers decides for a file without layer_types, with its defaults.
-    first_with_window = config.get("max_window_layers", 28)
-    return config.get("sliding_window", 4096) is not None and first_with_window < config.get("num_hidden_layers", 32)
 
 
 def _why_not_its_rotations(config: ModelConfig) -> str | None:

@@ -19,6 +19,7 @@ polyrhythm train --help              every key of a run
 COMMANDS = {
     "train": "train a model: start engines, conductor and trainer on this machine",
     "fetch": "get a model into the cache and check that it can be trained",
+    "models": "which model architectures run, and why some do not",
     "engine": "serve a model (--model), or help a run of another machine (--join)",
     "engines": "list, add, drain or remove the engines of a live run",
     "conductor": "a process of a run, started by train",

@@ -70,8 +70,7 @@ class Trainer:
     ):
         self.config = config
         self.ranks = ranks or Ranks()
-        longest = config.engine.context_length or None
-        self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, longest)
+        self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature)
         self.loss = find_loss(config.algorithm.loss)
         self.optimizer = Optimizer(policy, config.training)
         self.device = next(policy.parameters()).device

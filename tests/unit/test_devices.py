@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyrhythm.devices import choose_device
-from polyrhythm.engine.embedded.model_runner import ModelRunner
+from polyrhythm.engine.embedded.model_runner import load_runner
 from polyrhythm.training.policy.tri_model import load_policy
 from tests.tiny_model import save_tiny_model
 
@@ -35,7 +35,7 @@ def test_an_accelerator_that_is_there_is_chosen(monkeypatch):
 @pytest.mark.usefixtures("cuda_build_without_gpu")
 def test_engine_and_trainer_load_their_model_on_the_cpu(tmp_path):
     save_tiny_model(tmp_path)
-    assert ModelRunner(tmp_path).device == torch.device("cpu")
+    assert load_runner(tmp_path).device == torch.device("cpu")
     assert load_policy(tmp_path).device == torch.device("cpu")
 
 

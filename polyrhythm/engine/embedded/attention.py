@@ -32,6 +32,34 @@ def _attend_with_public_operators(
     return torch.matmul((scores - logsumexp.unsqueeze(-1)).exp(), values), logsumexp
 
 
+def attend_explicitly(
+    queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, visible: Tensor | None, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """The same by plain arithmetic, with scores that are hidden by a mask or capped. Nothing visible: a sum of zero."""
+    num_repeats = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(num_repeats, 1), values.repeat_interleave(num_repeats, 1)
+    scores = torch.matmul(queries, keys.transpose(2, 3)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if visible is not None:
+        scores = scores.masked_fill(~visible, float("-inf"))
+    logsumexp = scores.logsumexp(-1)
+    weights = (scores - logsumexp.clamp(min=torch.finfo(scores.dtype).min).unsqueeze(-1)).exp()
+    return torch.matmul(weights, values), logsumexp
+
+
+def merge_all(pieces: Sequence[tuple[Tensor, Tensor]], sinks: Tensor | None = None) -> Tensor:
+    """Attention over the union of disjoint sets of keys; a sink takes its share of the weight and gives nothing."""
+    output, logsumexp = pieces[0]
+    for piece in pieces[1:]:
+        output = merge((output, logsumexp), piece)
+        logsumexp = torch.logaddexp(logsumexp, piece[1])
+    if sinks is not None:
+        sinks = sinks.view(1, *sinks.shape, *[1] * (logsumexp.dim() - 1 - sinks.dim()))
+        output = output * torch.sigmoid(logsumexp - sinks).unsqueeze(-1)
+    return output
+
+
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor:
     """Attention over the union of two disjoint sets of keys, from the output and log-sum-exp over each."""
     (first_output, first_logsumexp), (second_output, second_logsumexp) = first, second

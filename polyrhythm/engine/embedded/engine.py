@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.batch import DecodeBatch, draws_of
-from polyrhythm.engine.embedded.model_runner import ModelRunner, Part
+from polyrhythm.engine.embedded.model_runner import load_runner
 from polyrhythm.engine.embedded.sampler import Draws, Sampler
 from polyrhythm.engine.embedded.scheduler import ActiveRequest, NewToken, Scheduler
 from polyrhythm.engine.embedded.stops import StopStrings
@@ -52,7 +52,7 @@ class InferenceEngine:
         # OpenMP keeps a pool for every thread that computes. With more threads than cores its waiting threads sleep at once,
         # and waking them costs a quarter of a decoding step: only the compute thread may have a pool.
         torch.set_num_threads(1)
-        self._runner = ModelRunner(model_dir, context_length=config.context_length)
+        self._runner = load_runner(model_dir, context_length=config.context_length)
         self._store = store
         self._stops = StopStrings(model_dir, self._runner.vocab_size)
         self._eos_ids = _eos_ids(self._runner.model) if stop_at_eos else frozenset()
@@ -246,7 +246,7 @@ class InferenceEngine:
         """One token for every running completion, and the first one for every request whose prompt is done."""
         self._scheduler.admit()
         running = list(self._scheduler.running)
-        parts: list[Part] = []
+        parts: list[Any] = []  # of the runner's own kind
         joining: list[ActiveRequest] = []
         wanted: list[int] = []
         if running:
@@ -331,6 +331,6 @@ def _eos_ids(model: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _default_kv_tokens(runner: ModelRunner, max_batch: int) -> int:
+def _default_kv_tokens(runner: Any, max_batch: int) -> int:
     affordable = int(psutil.virtual_memory().available * _KV_MEMORY_SHARE) // runner.kv_bytes_per_token
     return max(min(max_batch * runner.context_length, affordable), 1)

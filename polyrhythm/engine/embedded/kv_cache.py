@@ -70,10 +70,12 @@ class KvCache:
     Readers get the views of all layers at once: attention then spends nothing on indexing.
     """
 
-    def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, device: torch.device):
-        shape = (num_layers, num_heads, num_slots + 1, head_dim)
-        self.keys = torch.empty(shape, dtype=torch.float32, device=device)
-        self.values = torch.empty(shape, dtype=torch.float32, device=device)
+    def __init__(
+        self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, device: torch.device, *, value_dim: int = 0
+    ):  # fmt: skip
+        shape = (num_layers, num_heads, num_slots + 1)
+        self.keys = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+        self.values = torch.empty((*shape, value_dim or head_dim), dtype=torch.float32, device=device)
         self.padding_slot, self.num_slots = num_slots, num_slots + 1
         self._keys_by_layer, self._values_by_layer = self.keys.unbind(0), self.values.unbind(0)
 

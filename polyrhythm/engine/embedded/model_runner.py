@@ -1,4 +1,4 @@
-"""The forward pass of a transformers causal language model over the shared-prompt cache.
+"""The forward pass of a Llama-like model over the shared-prompt cache; `module_runner` has that of any other.
 
 Llama, Qwen2 and Qwen3 are one architecture with or without biases and query/key norms. Their layers are run here
 directly on the weights of the transformers module, packed for the CPU; `refresh` packs again what was loaded into it.
@@ -18,10 +18,13 @@ from polyrhythm.engine.embedded.attention import attend, merge
 from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows
 from polyrhythm.engine.embedded.decoding import Heads, LayerAttention, Rotation, decoding_for
 from polyrhythm.engine.embedded.kv_cache import KvCache, KvRange
+from polyrhythm.engine.embedded.module_runner import ModuleRunner
 from polyrhythm.engine.embedded.projection import Projection
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.elementwise import can_be_fused, rms_norm
 from polyrhythm.models import why_not_generated
+
+PACKED_MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class Part:
 class ModelRunner:
     """A model in fp32 on one device; every method runs without gradients on the calling thread."""
 
-    def __init__(self, model_dir: Path, *, context_length: int = 0):
-        self.model = _load(model_dir)
-        self.device = self.model.device
+    def __init__(self, model: Any, *, context_length: int = 0):
+        self.model = model
+        self.device = model.device
         config = self.model.config
         self.context_length = min(context_length or config.max_position_embeddings, config.max_position_embeddings)
         self.vocab_size: int = config.vocab_size
@@ -177,7 +180,8 @@ class ModelRunner:
         return values.mul(inverse).mul_(weight)
 
 
-def _load(model_dir: Path) -> Any:
+def load_runner(model_dir: Path, *, context_length: int = 0) -> "ModelRunner | ModuleRunner":
+    """The model of a folder in fp32, by packed layers if they are of the kind known here, else by its own modules."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -186,8 +190,20 @@ def _load(model_dir: Path) -> Any:
         raise UserError(f"model folder {model_dir} cannot be read: {str(error).splitlines()[0]}") from error
     if why := why_not_generated(config.to_dict()):
         raise UserError(f"the model in {model_dir} {why}")
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    return model.to(choose_device()).eval().requires_grad_(False)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = loaded.to(choose_device()).eval().requires_grad_(False)
+    runner = ModelRunner if has_packed_layers(config) else ModuleRunner
+    return runner(model, context_length=context_length)
+
+
+def has_packed_layers(config: Any) -> bool:
+    """Whether `ModelRunner` computes what the model does."""
+    layer_types = getattr(config, "layer_types", None) or []
+    return (
+        config.model_type in PACKED_MODEL_TYPES
+        and config.hidden_act == "silu"
+        and all(kind == "full_attention" for kind in layer_types)
+    )
 
 
 def _layer(module: Any, heads: Heads) -> Layer:

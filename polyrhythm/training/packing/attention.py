@@ -10,7 +10,6 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,9 @@ from polyrhythm.errors import RunError, UserError
 from polyrhythm.kernels.packed_attention import PackedAttention, packed_attention_for
 from polyrhythm.kernels.tensors import with_dense_heads
 from polyrhythm.training.packing.compiled_attention import compiled_attention
+from polyrhythm.training.packing.explicit_attention import Extras, explicit_attention
 from polyrhythm.training.packing.layout import Block
+from polyrhythm.training.packing.plan import AttentionPlan, causal_segments, span_of
 
 IMPLEMENTATION = "polyrhythm_packed"
 
@@ -32,86 +33,6 @@ log = logging.getLogger(__name__)
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)  # flash attention refuses any other on CUDA
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True)
-class Run:
-    """`count` neighbouring causal segments of equal `length`: one kernel call on a strided view."""
-
-    start: int
-    count: int
-    length: int
-
-    def of(self, row: Tensor) -> Tensor:
-        """The segments of a [1, H, T, ...] row as [count, H, length, ...], without a copy."""
-        _, per_head, per_token, *rest = row.stride()
-        return row.as_strided(
-            (self.count, row.size(1), self.length, *row.shape[3:]),
-            (self.length * per_token, per_head, per_token, *rest),
-            row.storage_offset() + self.start * per_token,
-        )
-
-
-@dataclass(frozen=True)
-class Cross:
-    """A block's completion tokens, all of which attend to its whole prompt.
-
-    An even number of them makes two halves: the backward kernel gives whole key/value heads to threads, of which models
-    have an odd number now and then.
-    """
-
-    queries: Run
-    key_start: int
-    num_keys: int
-
-    def keys_of(self, row: Tensor) -> Tensor:
-        """The prompt's part of a row, without a copy for each half."""
-        return row.narrow(2, self.key_start, self.num_keys).expand(self.queries.count, -1, -1, -1)
-
-    def add_to_keys_of(self, row: Tensor, gradient: Tensor) -> None:
-        for half in gradient.split(1):
-            row.narrow(2, self.key_start, self.num_keys).add_(half)
-
-
-def _halves(start: int, length: int) -> Run:
-    return Run(start, 1, length) if length % 2 else Run(start, 2, length // 2)
-
-
-class AttentionPlan:
-    """The kernel calls that one layer makes for a row, and how many layers made them."""
-
-    def __init__(self, blocks: Sequence[Block]):
-        self.blocks = tuple(blocks)
-        self.runs = _merge_equal_neighbours([segment for block in blocks for segment in causal_segments(block)])
-        self.crosses = tuple(
-            Cross(
-                queries=_halves(block.completion_starts[0], sum(block.completion_lengths)),
-                key_start=block.prompt_start,
-                num_keys=block.prompt_length,
-            )
-            for block in blocks
-            if len(block.completion_starts) > 1
-        )
-        self.longest_sequence = max(block.prompt_length + max(block.completion_lengths, default=0) for block in blocks)
-        self.num_calls = 0
-
-
-def causal_segments(block: Block) -> list[tuple[int, int]]:
-    """(start, length) of the block's causal segments; a lone completion simply continues its prompt."""
-    if len(block.completion_starts) <= 1:
-        return [(block.prompt_start, block.stop - block.prompt_start)]
-    completions = zip(block.completion_starts, block.completion_lengths, strict=True)
-    return [(block.prompt_start, block.prompt_length), *completions]
-
-
-def _merge_equal_neighbours(segments: Sequence[tuple[int, int]]) -> tuple[Run, ...]:
-    runs: list[Run] = []
-    for start, length in segments:
-        if runs and runs[-1].length == length:
-            runs[-1] = Run(runs[-1].start, runs[-1].count + 1, length)
-        else:
-            runs.append(Run(start, 1, length))
-    return tuple(runs)
 
 
 class _MergedFlash(torch.autograd.Function):
@@ -200,17 +121,13 @@ def looped_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionP
     pieces: list[Tensor] = []
     for block in plan.blocks:
         first, *others = causal_segments(block)
-        prompt = _span(*first)
+        prompt = span_of(*first)
         pieces.append(attend(query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True))
         for start, length in others:
-            own = _span(start, length)
+            own = span_of(start, length)
             keys, values = (torch.cat([row[:, :, prompt], row[:, :, own]], dim=2) for row in (key, value))
             pieces.append(attend(query[:, :, own], keys, values, attn_mask=causal_lower_right(length, keys.size(2))))
     return torch.cat(pieces, dim=2)
-
-
-def _span(start: int, length: int) -> slice:
-    return slice(start, start + length)
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
@@ -279,35 +196,6 @@ def _longest(stops: Sequence[int]) -> int:
     return max(stop - start for start, stop in zip([0, *stops], stops, strict=False))
 
 
-def explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    plan: AttentionPlan,
-    scale: float,
-    *,
-    window: int | None,
-    softcap: float | None,
-    dropout: float,
-) -> Tensor:
-    """Unshared rows of models with sliding windows, soft-capped scores or dropout: plain arithmetic by segments."""
-    pieces: list[Tensor] = []
-    repeats = query.size(1) // key.size(1)
-    for block in plan.blocks:
-        ((start, length),) = causal_segments(block)
-        own = _span(start, length)
-        keys, values = (row[:, :, own].repeat_interleave(repeats, dim=1) for row in (key, value))
-        scores = query[:, :, own] @ keys.transpose(2, 3) * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        visible = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        if window is not None:
-            visible = visible.triu(1 - window)
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1, dtype=torch.float32)
-        pieces.append(F.dropout(weights.to(query.dtype), dropout) @ values)
-    return torch.cat(pieces, dim=2)
-
-
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]
 
 
@@ -365,21 +253,18 @@ def packed_attention(
     """What transformers calls in every layer: [1, H, T, D] in, [1, T, H, D] out."""
     if attention_plan is None:
         raise RunError("packed attention was called without a layout: use polyrhythm.training.packing.scoring.score")
-    if attention_mask is not None or s_aux is not None:
-        raise RunError("packed attention supports neither attention masks nor attention sinks")
+    if attention_mask is not None:
+        raise RunError("packed attention does not know the attention mask of this model")
     attention_plan.num_calls += 1
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     window = sliding_window if sliding_window and sliding_window < attention_plan.longest_sequence else None
-    if window is None and softcap is None and dropout == 0.0:
-        kernel = kernel_for(query.device.type, query.dtype) if query.size(-1) == value.size(-1) else looped_attention
-        return kernel(query, key, value, attention_plan, scale).transpose(1, 2), None
-    if attention_plan.crosses:
-        raise RunError(
-            f"a shared prompt met sliding_window={sliding_window}, softcap={softcap}, dropout={dropout} in a row whose "
-            f'longest sequence has {attention_plan.longest_sequence} tokens: set training.share_prompt = "never"'
-        )
-    out = explicit_attention(query, key, value, attention_plan, scale, window=window, softcap=softcap, dropout=dropout)
-    return out.transpose(1, 2), None
+    extras = Extras(window, softcap or None, dropout, s_aux)
+    if dropout and attention_plan.crosses:
+        raise RunError(f'a shared prompt met dropout={dropout}: set training.share_prompt = "never"')
+    if not extras.are_none:
+        return explicit_attention(query, key, value, attention_plan, scale, extras).transpose(1, 2), None
+    kernel = kernel_for(query.device.type, query.dtype) if query.size(-1) == value.size(-1) else looped_attention
+    return kernel(query, key, value, attention_plan, scale).transpose(1, 2), None
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

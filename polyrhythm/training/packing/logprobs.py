@@ -42,11 +42,14 @@ def token_logprobs(
     row_N: Tensor | None = None,
     bias_V: Tensor | None = None,
     temperature: float = 1.0,
+    softcap: float | None = None,
     in_place: bool = False,
     tile_size: tuple[int, int] = TILE_SIZE,
     kept_bytes: int = KEPT_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """log softmax((hidden @ weight.T + bias) / temperature) at the targets, and the entropy without a gradient.
+
+    With a soft cap c the logits are c * tanh(logits / c) before they are divided by the temperature.
 
     Target n is predicted by hidden row `row_N[n]`: a row that predicts several tokens meets the head once. Without
     `row_N` each row predicts one token. A frozen head's gradient is not computed. `in_place` adds the weight's gradient to
@@ -58,7 +61,7 @@ def token_logprobs(
     if not torch.is_grad_enabled():  # `needs_input_grad` does not tell
         kept_bytes = 0
     return _TokenLogprobs.apply(  # pyright: ignore
-        hidden_MH, weight_VH, bias_V, target_N, rows, temperature, in_place, tile_size, kept_bytes
+        hidden_MH, weight_VH, bias_V, target_N, rows, temperature, softcap, in_place, tile_size, kept_bytes
     )
 
 
@@ -86,6 +89,7 @@ class _TokenLogprobs(torch.autograd.Function):
         target_N: Tensor,
         row_N: Tensor,
         temperature: float,
+        softcap: float | None,
         in_place: bool,
         tile_size: tuple[int, int],
         kept_bytes: int,
@@ -99,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = [largest_SM.new_empty(tile.shape) for tile in tiles[:num_kept]]
         others = _reused_memory(tiles[num_kept:], like=largest_SM)
         for tile, logits in zip(tiles, itertools.chain(kept, others), strict=True):
-            _write_logits(logits, hidden_MH, weight_VH, bias_V, temperature, tile)
+            _write_logits(logits, hidden_MH, weight_VH, bias_V, temperature, softcap, tile)
             rows, columns, slice_index = tile
             members = (_is_inside(row_N, rows) & _is_inside(target_N, columns)).nonzero().squeeze(1)
             picked_N[members] = logits[row_N[members] - rows.start, target_N[members] - columns.start]
@@ -109,8 +113,8 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_SM = below_SM.exp()
         total_M = _sum_in_order(total_SM * weight_SM)
         expected_M = _sum_in_order(expected_SM * weight_SM + total_SM * (below_SM * weight_SM))
-        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M)
-        ctx.temperature, ctx.tiles, ctx.kept = temperature, tiles, kept
+        ctx.save_for_backward(hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, picked_N)
+        ctx.temperature, ctx.softcap, ctx.tiles, ctx.kept = temperature, softcap, tiles, kept
         ctx.summed_in = weight_VH if in_place else None
         entropy_N = (total_M.log() - expected_M / total_M)[row_N]
         ctx.mark_non_differentiable(entropy_N)
@@ -119,11 +123,13 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M = ctx.saved_tensors
+        hidden_MH, weight_VH, bias_V, target_N, row_N, largest_M, total_M, picked_N = ctx.saved_tensors
         grad_N = grad_N / ctx.temperature
         # The gradient of the logits is grad * (one-hot - probability). Its factors per row go to the narrow side of
         # both products, and the one-hot part is added by index: the wide matrix needs no pass of its own for them.
         scale_M1 = (torch.zeros_like(total_M).index_add_(0, row_N, grad_N, alpha=-1) / total_M).unsqueeze(1)
+        if ctx.softcap is not None:
+            grad_N = grad_N * _slope_of_cap(picked_N, ctx.temperature, ctx.softcap)
         grad_N1 = grad_N.unsqueeze(1)
         scaled_MH = (hidden_MH * scale_M1).to(weight_VH.dtype)
         grad_hidden = torch.zeros_like(hidden_MH, dtype=total_M.dtype)
@@ -139,8 +145,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 exponentials = kept.pop(0)
             else:
                 exponentials = next(others)
-                _write_logits(exponentials, hidden_MH, weight_VH, bias_V, ctx.temperature, tile)
+                _write_logits(exponentials, hidden_MH, weight_VH, bias_V, ctx.temperature, ctx.softcap, tile)
+            slope = None if ctx.softcap is None else _slope_of_cap(exponentials, ctx.temperature, ctx.softcap)
             _exponentiate(exponentials, largest_M[rows])
+            if slope is not None:
+                exponentials.mul_(slope)
             if grad_bias is not None:
                 grad_bias[columns] += (scale_M1[rows].T @ exponentials).squeeze(0)
             exponentials = exponentials.to(weight_VH.dtype)
@@ -155,7 +164,7 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_bias is not None:
             grad_bias.index_add_(0, target_N, grad_N.to(grad_bias.dtype))
         handed_over = grad_weight if ctx.summed_in is None else None
-        return grad_hidden.to(hidden_MH.dtype), handed_over, grad_bias, *(None,) * 6
+        return grad_hidden.to(hidden_MH.dtype), handed_over, grad_bias, *(None,) * 7
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -188,8 +197,19 @@ def _reused_memory(tiles: Sequence[_Tile], like: Tensor) -> Iterator[Tensor]:
         yield memory[: tile.num_logits].view(tile.shape)
 
 
+def _slope_of_cap(logits: Tensor, temperature: float, softcap: float) -> Tensor:
+    """The derivative of capped logits, which were divided by the temperature: 1 - tanh^2."""
+    return 1 - (logits * (temperature / softcap)).square_()
+
+
 def _write_logits(
-    out: Tensor, hidden_MH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, tile: _Tile
+    out: Tensor,
+    hidden_MH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    temperature: float,
+    softcap: float | None,
+    tile: _Tile,
 ) -> None:
     rows, columns, _ = tile
     if hidden_MH.dtype == out.dtype:
@@ -198,6 +218,8 @@ def _write_logits(
         out.copy_(hidden_MH[rows] @ weight_VH[columns].T)
     if bias_V is not None:
         out += bias_V[columns]
+    if softcap is not None:
+        out.div_(softcap).tanh_().mul_(softcap)
     if temperature != 1.0:
         out.div_(temperature)
 

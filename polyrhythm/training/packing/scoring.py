@@ -17,6 +17,7 @@ from polyrhythm.training.packing.layout import Block, Layout, pack
 from polyrhythm.training.packing.logprobs import token_logprobs
 from polyrhythm.training.policy.accumulate import adds_in_place
 from polyrhythm.training.policy.fused import fuse_elementwise
+from polyrhythm.weights.logits import logits_rule
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
         hidden_TH = torch.cat(pieces)
     else:
         hidden_TH = _hidden_states(model, layout, slice(0, layout.num_tokens), layout.blocks)
-    head = model.get_output_embeddings()
+    head, rule = model.get_output_embeddings(), logits_rule(model.config)
     assert isinstance(head, torch.nn.Linear)
     # A shared prompt's last token predicts the first token of every completion: it meets the head once.
     predictor_M, row_N = torch.unique(layout.predictor_N, return_inverse=True)
@@ -52,15 +53,14 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
         layout.target_N,
         row_N=row_N,
         bias_V=head.bias,
-        temperature=temperature,
+        temperature=temperature / rule.scale,
+        softcap=rule.softcap,
         in_place=adds_in_place(head),
     )
     return Scores(logprobs_N, entropy_N)
 
 
-def prepare_model(
-    model: PreTrainedModel, share_prompt: Literal["auto", "always", "never"], longest_sequence: int | None = None
-) -> bool:
+def prepare_model(model: PreTrainedModel, share_prompt: Literal["auto", "always", "never"]) -> bool:
     """Installs packed attention and tells whether prompts will be shared; each model goes through here once.
 
     What a model cannot share is named in a warning ("auto") or an error ("always"). Named or not, a few tokens are
@@ -69,7 +69,7 @@ def prepare_model(
     if model.dtype not in (torch.float32, torch.float64):
         raise UserError(f"{type(model).__name__} is in {model.dtype}: gradients are summed in the dtype of the weights, "
                         "load it with dtype=torch.float32")  # fmt: skip
-    reasons = reasons_against_sharing(model, longest_sequence)
+    reasons = reasons_against_sharing(model)
     expected = _logprobs_one_by_one(model)
     model.set_attn_implementation(IMPLEMENTATION)
     fuse_elementwise(model)
@@ -99,7 +99,7 @@ def prepare_model(
     return False
 
 
-def reasons_against_sharing(model: PreTrainedModel, longest_sequence: int | None) -> list[str]:
+def reasons_against_sharing(model: PreTrainedModel) -> list[str]:
     """Why a model's prompts cannot be shared, as far as its configuration tells. Raises for what cannot be packed at all."""
     config = model.config.get_text_config()
     if why := why_not_trained(config.to_dict()):
@@ -107,12 +107,6 @@ def reasons_against_sharing(model: PreTrainedModel, longest_sequence: int | None
     reasons: list[str] = []
     if dropout := getattr(config, "attention_dropout", 0.0):
         reasons.append(f"attention_dropout={dropout} (set it to 0 in the model's configuration)")
-    if softcap := getattr(config, "attn_logit_softcapping", None):
-        reasons.append(f"attention scores are soft-capped (attn_logit_softcapping={softcap})")
-    window = _sliding_window(model)
-    if window is not None and (longest_sequence is None or longest_sequence > window):
-        longest = "of unknown length" if longest_sequence is None else f"of up to {longest_sequence} tokens"
-        reasons.append(f"sliding_window={window} is shorter than sequences {longest}")
     if recurrent := _recurrent_layers(model):
         reasons.append(f"layers of type {', '.join(recurrent)} carry a state along the row")
     return reasons
@@ -143,15 +137,6 @@ def _layer_types(model: PreTrainedModel) -> list[str]:
 
 def _recurrent_layers(model: PreTrainedModel) -> list[str]:
     return sorted(set(_layer_types(model)) - _ATTENTION_LAYERS)
-
-
-def _sliding_window(model: PreTrainedModel) -> int | None:
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if not window or not getattr(config, "use_sliding_window", True):
-        return None
-    layer_types = getattr(config, "layer_types", None)
-    return window if layer_types is None or "sliding_attention" in layer_types else None
 
 
 def _span_of(block: Block) -> slice:

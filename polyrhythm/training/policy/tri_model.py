@@ -26,11 +26,10 @@ class TriModel:
 
     def __init__(
         self, policy: PreTrainedModel, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
-        longest_sequence: int | None = None,
     ):  # fmt: skip
         self.temperature = temperature
         self.policy = policy
-        self.shares_prompts = prepare_model(policy, training.share_prompt, longest_sequence)
+        self.shares_prompts = prepare_model(policy, training.share_prompt)
         policy.eval()  # dropout would make the same tokens cost differently in two passes
         # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
         self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None

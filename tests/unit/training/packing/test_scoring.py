@@ -6,8 +6,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.training.packing import scoring
 from polyrhythm.training.packing.layout import pack
 from polyrhythm.training.packing.scoring import prepare_model, score
+from polyrhythm.weights.logits import LogitsRule
 
 GROUPS = [([1, 2, 3, 4, 5, 6, 7], [[8, 9], [10, 11, 12], [13]]), ([14, 15], [[16], [17, 18, 19, 20, 21, 22, 23]])]
 
@@ -46,13 +48,6 @@ def linear_attention_model() -> PreTrainedModel:
 
 UNSHARABLE = {
     "attention_dropout=0.1": lambda: build("Llama", attention_dropout=0.1),
-    "sliding_window=3": lambda: build("Mistral", sliding_window=3),
-    "sliding_window=4": lambda: build(
-        "Qwen2", use_sliding_window=True, sliding_window=4, layer_types=["full_attention", "sliding_attention"]
-    ),
-    "soft-capped": lambda: build(
-        "Gemma2", attn_logit_softcapping=1.5, final_logit_softcapping=None, sliding_window=64, query_pre_attn_scalar=8
-    ),
     "linear_attention": linear_attention_model,
 }
 
@@ -61,28 +56,17 @@ UNSHARABLE = {
 def test_what_cannot_be_shared_says_why_and_is_still_scored_exactly(reason, one_by_one, caplog):
     model = UNSHARABLE[reason]()
     with caplog.at_level(logging.WARNING):
-        assert prepare_model(model, "auto", longest_sequence=64) is False
+        assert prepare_model(model, "auto") is False
     assert reason in caplog.text
     model.eval()
     (layout,) = pack(GROUPS, share_prompt=False, max_tokens=999)
-    model_eager = one_by_one(model, GROUPS, layout) if reason != "soft-capped" else eager(model, one_by_one, layout)
-    assert torch.allclose(score(model, layout).logprobs_N, model_eager, atol=2e-5)
+    assert torch.allclose(score(model, layout).logprobs_N, one_by_one(model, GROUPS, layout), atol=2e-5)
 
 
-def eager(model: PreTrainedModel, one_by_one, layout) -> torch.Tensor:
-    """SDPA ignores soft-capping; only eager attention is an oracle for it."""
-    model._supports_sdpa = False
-    return one_by_one(model, GROUPS, layout)
-
-
-@pytest.mark.parametrize("reason", ["attention_dropout=0.1", "sliding_window=3", "linear_attention"])
+@pytest.mark.parametrize("reason", ["attention_dropout=0.1", "linear_attention"])
 def test_always_sharing_what_cannot_be_shared_is_an_error(reason):
     with pytest.raises(UserError, match=reason):
-        prepare_model(UNSHARABLE[reason](), "always", longest_sequence=64)
-
-
-def test_a_window_longer_than_every_sequence_is_shared():
-    assert prepare_model(build("Mistral", sliding_window=32), "always", longest_sequence=32)
+        prepare_model(UNSHARABLE[reason](), "always")
 
 
 def test_never_sharing_is_silent(caplog):
@@ -90,17 +74,10 @@ def test_never_sharing_is_silent(caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: build("Gemma2", final_logit_softcapping=30.0, attn_logit_softcapping=None, query_pre_attn_scalar=8),
-        lambda: build("Granite", logits_scaling=3.0),
-        lambda: build("Cohere", logit_scale=0.25),
-    ],
-)
-def test_logits_that_are_changed_after_the_head_are_refused(model):
-    with pytest.raises(UserError, match=r"soft-caps|cannot be trained"):
-        prepare_model(model(), "auto")
+def test_logits_that_are_changed_after_the_head_in_an_unknown_way_are_refused(monkeypatch):
+    monkeypatch.setattr(scoring, "logits_rule", lambda config: LogitsRule())
+    with pytest.raises(UserError, match="cannot be trained"):
+        prepare_model(build("Granite", logits_scaling=3.0), "auto")
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
