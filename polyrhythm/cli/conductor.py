@@ -19,6 +19,7 @@ def run(parsed: argparse.Namespace) -> int:
         service.run_conductor(
             config, folder.path, folder.model_dir, folder.store_root, folder.credentials(), port=config.conductor.port,
             ready=lambda url: folder.announce("conductor", url),
+            first_step=folder.first_step,
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
             make_rewards=reward_pool(folder.path),
         )

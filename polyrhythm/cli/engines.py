@@ -4,7 +4,6 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -12,6 +11,7 @@ from rich.table import Column, Table
 from polyrhythm.cluster.admin import Unreachable
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.errors import UserError
+from polyrhythm.observe.status import EngineState, EngineView, RunStatus
 from polyrhythm.observe.terminal.text import visible
 
 WIDTH_OF_PIPES = 160
@@ -47,24 +47,24 @@ def run(parsed: argparse.Namespace) -> int:
 def list_engines(run: RunFolder, console: Console) -> None:
     """Where engines of other machines can join, and a table of those that are there."""
     status = _status(run)
-    console.print(f"step {status['step'] + 1} of {status['num_steps']}, conductor at {run.url('conductor')}")
-    console.print(engine_table(status["engines"]))
+    console.print(f"step {status.step_number} of {status.num_steps}, conductor at {run.url('conductor')}")
+    console.print(engine_table(status.engines))
 
 
-def engine_table(engines: list[dict[str, Any]]) -> Table:
+def engine_table(engines: list[EngineView]) -> Table:
     table = Table(*(Column(name, overflow="fold") for name in COLUMNS), box=None, pad_edge=False)
     for engine in engines:
-        state = f"{engine['state']}: {engine['cause']}" if engine["cause"] else engine["state"]
-        version = "-" if engine["policy_version"] < 0 else f"v{engine['policy_version']}"
-        numbers = (engine["num_running"], engine["num_waiting"], engine["in_flight_groups"])
-        cells = (engine["name"], state, version, f"{engine['tokens_per_s']:.0f}", *map(str, numbers), engine["url"])
+        state = f"{engine.state}: {engine.cause}" if engine.cause else engine.state
+        version = "-" if engine.policy_version is None else f"v{engine.policy_version}"
+        numbers = (engine.num_running, engine.num_waiting, engine.num_in_flight_groups)
+        cells = (engine.name, state, version, f"{engine.tokens_per_s:.0f}", *map(str, numbers), engine.url)
         table.add_row(*(visible(cell) for cell in cells))
     return table
 
 
 def add_engine(run: RunFolder) -> str:
     """Have the run's supervisor start one more engine on its machine; the name of that engine."""
-    known = {engine["name"] for engine in _status(run)["engines"]}
+    known = {engine.name for engine in _status(run).engines}
     started = {path.stem for path in run.logs.glob("engine-*.log")}  # those that have not joined yet, too
     request = run.request_engine(taken=known | started)
     until_s = time.monotonic() + HEARD_DEADLINE_S
@@ -89,14 +89,14 @@ def remove_engine(run: RunFolder, name: str) -> None:
 
 
 def _check_not_last(run: RunFolder, name: str) -> None:
-    staying = [e["name"] for e in _status(run)["engines"] if e["state"] not in ("draining", "gone")]
+    staying = [e.name for e in _status(run).engines if e.state not in (EngineState.DRAINING, EngineState.GONE)]
     if name not in staying:
         raise UserError(f"there is no engine {name!r} to let go: there are {', '.join(staying) or 'none'}")
     if staying == [name]:
         raise UserError(f"{name} is the only engine: add another one first, then let it go")
 
 
-def _status(run: RunFolder) -> dict[str, Any]:
+def _status(run: RunFolder) -> RunStatus:
     if not (run.path / "run.json").exists():
         raise UserError(f"--run {run.path} is not a run folder: it has no run.json")
     try:

@@ -86,7 +86,7 @@ def run(parsed: argparse.Namespace) -> int:
     if config.observe.view != "none":
         print(f"run folder: {folder.path}", flush=True)
     with signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
-        view = make_view(config.observe.view, folder.path)
+        view = make_view(config.observe.view, folder.path, folder.first_step)
         outcome = "failed"
         try:
             with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder)) as run:

@@ -1,6 +1,5 @@
 """What the supervisor and the command line ask of a run's conductor: blocking HTTP, a deadline on every call."""
 
-import json
 from typing import Any
 
 import msgspec
@@ -9,6 +8,7 @@ from polyrhythm import messages
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import ErrorReply, NoAnswer
+from polyrhythm.observe.status import RunStatus
 
 DEADLINE_S = 10.0
 
@@ -28,8 +28,8 @@ class RunAdmin:
         except ValueError:
             raise UserError(f"{url!r} is no address of a conductor: it looks like http://HOST:PORT") from None
 
-    def status(self) -> dict[str, Any]:
-        return json.loads(self._call("GET", "/status"))
+    def status(self) -> RunStatus:
+        return msgspec.json.decode(self._call("GET", "/status"), type=RunStatus)
 
     def info(self) -> messages.RunInfo:
         try:

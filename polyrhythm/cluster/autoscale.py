@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 from polyrhythm.cluster.run_folder import free_engine_name
 from polyrhythm.config import ClusterConfig
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, seconds_metric
+from polyrhythm.observe.status import EngineState, RunStatus
 
 WAIT_SHARE = 0.4
 """A trainer that waits for groups this share of a step has too few engines."""
@@ -54,13 +55,17 @@ class Decision:
     reason: str
 
 
-def demand_of(metrics: dict[str, float]) -> StepDemand:
+def demand_of(metrics: dict[str, float | None]) -> StepDemand:
     """The demand that the metrics of a step show. Engines are idle from the last group to the end of the step."""
-    step_s = max(metrics["time/step_s"], 1e-9)
-    busy_s = metrics["time/load_s"] + metrics["generate/last_group_s"]
+
+    def seconds(name: str) -> float:
+        return metrics.get(name) or 0.0
+
+    step_s = max(seconds("time/step_s"), 1e-9)
+    busy_s = seconds("time/load_s") + seconds("generate/last_group_s")
     return StepDemand(
-        num_serving=int(metrics["engines/serving"]),
-        wait_share=min(1.0, metrics.get(seconds_metric(Activity.WAIT), 0.0) / step_s),
+        num_serving=int(metrics["engines/serving"] or 0),
+        wait_share=min(1.0, seconds(seconds_metric(Activity.WAIT)) / step_s),
         idle_share=max(0.0, 1.0 - busy_s / step_s),
     )
 
@@ -107,21 +112,22 @@ class Autoscaler:
         self._note = note
         self._clock = clock
         self._changed_at_s = clock()
-        self._num_seen = 0
+        self._num_seen: int | None = None
         self._steps: deque[StepDemand] = deque(maxlen=NUM_STEPS_SEEN)
 
-    def look(self, status: dict[str, Any]) -> None:
-        num_finished = len(status["history"]["reward"])
-        if self._fewest == self._most or num_finished == self._num_seen:
+    def look(self, status: RunStatus) -> None:
+        num_finished = status.num_finished_steps
+        num_seen = status.first_step if self._num_seen is None else self._num_seen
+        if self._fewest == self._most or num_finished == num_seen:
             return
         self._num_seen = num_finished
-        self._see(demand_of(status["last"]), self._num_elsewhere(status))
+        self._see(demand_of(status.last_metrics), self._num_elsewhere(status))
         if self._clock() - self._changed_at_s < COOL_DOWN_S:
             return
         names = self._engines.names
         decision = decide(list(self._steps), len(names), self._fewest, self._most)
         if decision.change:
-            self._act(decision, num_finished, names, {engine["name"] for engine in status["engines"]})
+            self._act(decision, num_finished, names, {engine.name for engine in status.engines})
 
     def _see(self, step: StepDemand, num_elsewhere: int) -> None:
         """Steps before the last change has taken effect say nothing about the engines of now."""
@@ -130,10 +136,10 @@ class Autoscaler:
         else:
             self._steps.clear()
 
-    def _num_elsewhere(self, status: dict[str, Any]) -> int:
+    def _num_elsewhere(self, status: RunStatus) -> int:
         ours = self._engines.names
-        serving = ("ready", "suspect")
-        return sum(engine["state"] in serving and engine["name"] not in ours for engine in status["engines"])
+        serving = (EngineState.READY, EngineState.SUSPECT)
+        return sum(engine.state in serving and engine.name not in ours for engine in status.engines)
 
     def _act(self, decision: Decision, num_finished: int, names: list[str], taken: set[str]) -> None:
         name = free_engine_name(taken | set(names)) if decision.change > 0 else names[-1]

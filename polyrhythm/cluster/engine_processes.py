@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from polyrhythm.cluster.launcher import Launcher, ProcessSpec, RunProcess, command_of, failed_by_mistake
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.observe.status import EngineState, EngineView, RunStatus
 
 
 class EngineProcesses:
@@ -55,29 +55,29 @@ class EngineProcesses:
                 self._note(f"{name} is started: it was asked for")
                 self.start(name)
 
-    def reconcile(self, ended: list[RunProcess], status: dict[str, Any]) -> None:
+    def reconcile(self, ended: list[RunProcess], status: RunStatus) -> None:
         """Make the processes follow what the conductor has decided, and restart those that died.
 
         `status` must be newer than `ended`, so that it says which of them were meant to end. UserError for an engine
         that ended by a mistake of the user, RunError when there is no engine left.
         """
-        for engine in status["engines"]:
-            process = self.processes.get(engine["name"])
-            if process is not None and engine["url"] == self._folder.url(process.name):
+        for engine in status.engines:
+            process = self.processes.get(engine.name)
+            if process is not None and engine.url == self._folder.url(process.name):
                 self._follow(process, engine)
         for process in ended:
             self._handle_end(process)
         if self._given_up and not self.processes and not self._others(status):
             raise RunError("\n".join(process.describe_end() for process in self._given_up.values()))
 
-    def _follow(self, process: RunProcess, engine: dict[str, Any]) -> None:
+    def _follow(self, process: RunProcess, engine: EngineView) -> None:
         """Do with a process what the conductor has decided about its engine."""
-        if engine["state"] == "draining" or engine["dismissed"]:
+        if engine.state is EngineState.DRAINING or engine.is_dismissed:
             self._leaving.add(process.name)
-        if engine["state"] == "gone" and engine["dismissed"]:
+        if engine.state is EngineState.GONE and engine.is_dismissed:
             process.ask_to_end()
-        elif engine["state"] == "gone" and process.returncode is None:
-            self._note(f"{process.name} is given up ({engine['cause']}): its process is killed")
+        elif engine.state is EngineState.GONE and process.returncode is None:
+            self._note(f"{process.name} is given up ({engine.cause}): its process is killed")
             process.kill()
 
     def _handle_end(self, process: RunProcess) -> None:
@@ -100,7 +100,7 @@ class EngineProcesses:
                 f"{process.describe_end()}: cluster.max_restarts={self._max_restarts} are used up, it stays away"
             )
 
-    def _others(self, status: dict[str, Any]) -> list[str]:
+    def _others(self, status: RunStatus) -> list[str]:
         """Engines of the run that were started elsewhere."""
-        present = [engine["name"] for engine in status["engines"] if engine["state"] != "gone"]
+        present = [engine.name for engine in status.engines if engine.state is not EngineState.GONE]
         return [name for name in present if name not in self._given_up]

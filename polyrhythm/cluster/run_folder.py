@@ -71,7 +71,7 @@ class RunFolder:
         for stale in (*self.processes.glob("*"), *self.requests.glob("*")):
             stale.unlink()
         for name in ("metrics.jsonl", "samples.jsonl"):
-            _keep_steps_below(self.path / name, first_step)
+            _keep_first_steps(self.path / name, first_step)
         Journal(self.path / "journal").forget_groups_after(first_step)
         save_config(config, self.path / "config.json")
         store_root = _choose_store_root(config, self.path, self.model_dir)
@@ -181,10 +181,10 @@ def free_engine_name(taken: set[str]) -> str:
     return next(name for number in itertools.count() if (name := f"engine-{number}") not in taken)
 
 
-def _keep_steps_below(path: Path, first_step: int) -> None:
+def _keep_first_steps(path: Path, num_steps: int) -> None:
     if path.exists():
         # Bytes, because text would also be split at the line separators that a model may write.
-        kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) < first_step]
+        kept = [line for line in path.read_bytes().split(b"\n") if _step_of(line) <= num_steps]
         beside = path.with_name(f"{path.name}.new")
         beside.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(beside, path)

@@ -3,7 +3,7 @@
 import signal
 import time
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from polyrhythm.chaos.processes import StoppedProcesses
 from polyrhythm.cluster.autoscale import Autoscaler
@@ -21,6 +21,7 @@ from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.observe.status import RunStatus
 from polyrhythm.observe.terminal.view import NoView, View
 
 POLL_S = 0.2
@@ -109,7 +110,7 @@ class Supervisor:
                 raise self._failure()
             time.sleep(0.02)
 
-    def _status(self) -> dict[str, Any] | None:
+    def _status(self) -> RunStatus | None:
         try:
             return self.folder.admin(STATUS_DEADLINE_S).status()
         except RunError:

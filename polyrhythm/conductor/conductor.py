@@ -27,6 +27,7 @@ from polyrhythm.messages import GroupsReply, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers import Logger
 from polyrhythm.observe.metrics import in_order
+from polyrhythm.observe.status import Curves
 from polyrhythm.rollout import Rollouter
 from polyrhythm.types import Group, Problem
 
@@ -78,13 +79,16 @@ class Conductor:
         connect: Callable[[str], EngineClient],
         cores: CorePlan | None = None,
         correct_above: float | None = None,
+        first_step: int = 0,
+        curves: Curves | None = None,
     ):
         self.config = config
         self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
         self.step: Step | None = None
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
-        self.history: dict[str, list[float | None]] = {"reward": [], "accuracy": []}
+        self.first_step = first_step
+        self.curves = curves or Curves()
         self.last_metrics: dict[str, float] = {}
         self.last_samples: list[dict[str, Any]] = []
         self._problems = problems
@@ -182,7 +186,7 @@ class Conductor:
             self._check_done(step, version)
         cursor = self._journal.cursor(version)
         if cursor is None or version > self.config.num_steps:
-            raise Conflict(f"weights v{version} cannot be: step {version - 1} was never finished")
+            raise Conflict(f"weights v{version} cannot be: step {version} was never finished")
         if step is not None:
             self._close_step(step, request.metrics)
         if version < self.config.num_steps:
@@ -219,12 +223,12 @@ class Conductor:
     def _check_done(self, step: Step, version: int) -> None:
         """Conflict unless the step can have made these weights."""
         if version != step.version + 1 or step.is_committed:
-            raise Conflict(f"weights v{version} cannot be: step {step.version} is open")
+            raise Conflict(f"weights v{version} cannot be: step {step.number} is open")
         if not step.is_complete:
-            raise Conflict(f"step {step.version} has {len(step.finished)} of {step.num_groups} groups: not all are in")
+            raise Conflict(f"step {step.number} has {len(step.finished)} of {step.num_groups} groups: not all are in")
         if step.assignment.num_taken < step.num_groups:
             raise Conflict(
-                f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.version}: "
+                f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.number}: "
                 f"all of training.num_ranks={self.config.training.num_ranks} must take part"
             )
 
@@ -232,10 +236,9 @@ class Conductor:
         step.metrics = self._metrics(step, metrics)
         self.last_metrics = step.metrics
         self.last_samples = step_samples(step, self.config.observe.samples_per_step, self._rollouter.text)
-        self.history["reward"].append(step.metrics["reward/mean"])
-        self.history["accuracy"].append(step.metrics.get("reward/accuracy"))
-        self._logger.log(step.version, step.metrics)
-        self._logger.log_samples(step.version, self.last_samples)
+        self.curves.add(step.metrics)
+        self._logger.log(step.number, step.metrics)
+        self._logger.log_samples(step.number, self.last_samples)
         self._journal.forget_groups_before(step.version)
         self._event()
 
@@ -269,7 +272,7 @@ class Conductor:
         )
         num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))
         if num_restored:
-            log.info("step %d goes on with %d groups that were finished before", version, num_restored)
+            log.info("step %d goes on with %d groups that were finished before", step.number, num_restored)
         self.step = step
         self._note_end_of_generation()
         self._servable_s = time.monotonic()
@@ -290,11 +293,11 @@ class Conductor:
             )  # fmt: skip
             await dispatcher.run()
             if step.num_scored == 0:
-                raise RunError(f"every reward of step {step.version + 1} failed, for example: {step.reward_errors[0]}")
+                raise RunError(f"every reward of step {step.number} failed, for example: {step.reward_errors[0]}")
         except RunError as error:
             self.fail(str(error))
         except Exception as error:  # a defect of ours: say it everywhere instead of leaving the trainer to wait
-            log.exception("step %d", step.version)
+            log.exception("step %d", step.number)
             self.fail(f"the conductor failed: {error!r}")
 
     def _next_problem(self) -> Problem:
@@ -381,7 +384,7 @@ class Conductor:
 
     def _step_at(self, version: int) -> Step:
         if self.step is None or self.step.version != version:
-            raise Conflict(f"step {version} is not open")
+            raise Conflict(f"step {version + 1} is not open")
         return self.step
 
     def _raise_failure(self) -> None:

@@ -14,7 +14,7 @@ from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor, Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
-from polyrhythm.conductor.status import engine_status, run_status
+from polyrhythm.conductor.status import engine_view, run_status
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
@@ -23,6 +23,7 @@ from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.guard import ConnectionGuard
 from polyrhythm.messages import EngineName, JoinRequest, Published, RunInfo, ThreadsRequest
 from polyrhythm.observe.activity import ActivityReport
+from polyrhythm.observe.status import Curves
 from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import ROLLOUTERS
@@ -115,7 +116,7 @@ class Service:
         return _reply({})
 
     async def _engines(self, _: web.Request) -> web.Response:
-        engines = [engine_status(engine) for engine in self._conductor.pool.engines]
+        engines = [engine_view(engine) for engine in self._conductor.pool.engines]
         return web.Response(body=msgspec.json.encode(engines), content_type="application/json")
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
@@ -186,11 +187,13 @@ async def run_conductor(
     credentials: Credentials,
     port: int,
     ready: Callable[[str], None],
+    first_step: int = 0,
     cores: CorePlan | None = None,
     make_rewards: Callable[..., RewardPool] = RewardPool,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.loggers import Loggers
+    from polyrhythm.observe.loggers.jsonl import read_metrics
     from polyrhythm.tasks import ProblemStream, make_task
     from polyrhythm.tokenizer import Tokenizer
 
@@ -211,6 +214,8 @@ async def run_conductor(
                 connect=lambda url: HttpEngineClient(session, url, credentials),
                 cores=cores,
                 correct_above=None if task.reward and config.reward.functions else task.correct_above,
+                first_step=first_step,
+                curves=Curves(read_metrics(run_dir)),
             )
             weights = WeightServer(store_root, config.weights.load_deadline_s)
             service = Service(

@@ -1,9 +1,7 @@
-"""The run's status as one JSON object: what the live view and `polyrhythm engines list` show."""
+"""The run's status: what the views and `polyrhythm engines list` show, and who waits for whom."""
 
 import time
 from typing import Any
-
-import msgspec
 
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.health import EngineState
@@ -11,50 +9,67 @@ from polyrhythm.conductor.engines.pool import Engine
 from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import RankState
 from polyrhythm.observe.activity import Activity, Span
+from polyrhythm.observe.status import EngineView, GroupCounts, RankView, RunStatus, SampleView
 
 NUM_RECENT_SPANS = 300
 
 
-def run_status(conductor: Conductor) -> dict[str, Any]:
-    step = conductor.step
-    return {
-        "step": step.version if step else 0,
-        "num_steps": conductor.config.num_steps,
-        "schedule": conductor.config.schedule,
-        "policy_version": step.version if step else -1,
-        "trainer": _rank_status("trainer", conductor.trainer.whole),
-        "ranks": [_rank_status(name, state) for name, state in conductor.trainer.ranks.items()],
-        "engines": [engine_status(engine) for engine in conductor.pool.engines],
-        "groups": {
-            "expected": step.num_groups if step else conductor.config.rollout.groups_per_step,
-            "dispatched": step.num_dispatched if step else 0,
-            "complete": len(step.finished) if step else 0,
-            "taken": step.assignment.num_taken if step else 0,
-        },
-        "last": conductor.last_metrics,
-        "history": conductor.history,
-        "samples": conductor.last_samples,
-        "waiting": who_waits(conductor),
-        "spans": [msgspec.to_builtins(span) for span in recent_spans(conductor)],
-        "failure": conductor.failure,
-    }
+def run_status(conductor: Conductor) -> RunStatus:
+    step, config = conductor.step, conductor.config
+    return RunStatus(
+        num_steps=config.num_steps,
+        first_step=conductor.first_step,
+        num_finished_steps=step.version + step.is_committed if step else conductor.first_step,
+        schedule=config.schedule,
+        policy_version=step.version if step else None,
+        trainer=_rank_view("trainer", conductor.trainer.whole),
+        ranks=[_rank_view(name, state) for name, state in conductor.trainer.ranks.items()],
+        num_expected_engines=config.cluster.num_engines,
+        engines=[engine_view(engine) for engine in conductor.pool.engines],
+        groups=_group_counts(step) if step else GroupCounts(config.rollout.groups_per_step),
+        last_metrics=dict(conductor.last_metrics),
+        curves=conductor.curves.values,
+        samples=[_sample_view(sample) for sample in conductor.last_samples],
+        waiting=who_waits(conductor),
+        spans=recent_spans(conductor),
+        failure=conductor.failure,
+    )
 
 
-def engine_status(engine: Engine) -> dict[str, Any]:
-    status = engine.status
-    return {
-        "name": engine.name,
-        "url": engine.url,
-        "state": engine.health.state,
-        "cause": engine.health.cause,
-        "dismissed": engine.is_dismissed,
-        "policy_version": engine.health.policy_version,
-        "num_running": status.num_running if status else 0,
-        "num_waiting": status.num_waiting if status else 0,
-        "tokens_per_s": engine.tokens_per_s,
-        "busy": bool(engine.doing),
-        "in_flight_groups": engine.num_in_flight,
-    }
+def engine_view(engine: Engine) -> EngineView:
+    status, version = engine.status, engine.health.policy_version
+    return EngineView(
+        name=engine.name,
+        url=engine.url,
+        state=engine.health.state,
+        cause=engine.health.cause,
+        is_dismissed=engine.is_dismissed,
+        policy_version=version if version >= 0 else None,
+        num_running=status.num_running if status else 0,
+        num_waiting=status.num_waiting if status else 0,
+        tokens_per_s=engine.tokens_per_s,
+        is_busy=engine.doing is not None,
+        num_in_flight_groups=engine.num_in_flight,
+    )
+
+
+def _rank_view(name: str, state: RankState) -> RankView:
+    return RankView(name, state.doing, time.monotonic() - state.since_s)
+
+
+def _group_counts(step: Step) -> GroupCounts:
+    return GroupCounts(step.num_groups, step.num_dispatched, len(step.finished), step.assignment.num_taken)
+
+
+def _sample_view(sample: dict[str, Any]) -> SampleView:
+    return SampleView(prompt_text(sample["prompt"]), sample["completion"], sample["reward"])
+
+
+def prompt_text(prompt: Any) -> str:
+    """The prompt, or the last of its chat messages."""
+    if isinstance(prompt, list):
+        return str(prompt[-1].get("content", "")) if prompt else ""
+    return str(prompt)
 
 
 def recent_spans(conductor: Conductor) -> list[Span]:
@@ -91,10 +106,6 @@ def who_waits(conductor: Conductor) -> str:
     return f"nobody: engines generate, the trainer is at {doing}"
 
 
-def _rank_status(name: str, state: RankState) -> dict[str, Any]:
-    return {"name": name, "doing": state.doing, "since_s": time.monotonic() - state.since_s}
-
-
 def _names_of_loading(engines: list[Engine]) -> str:
     loading = [engine.name for engine in engines if engine.health.state is EngineState.LOADING]
     return ", ".join(loading or [engine.name for engine in engines])
@@ -125,7 +136,7 @@ def _step_lines(step: Step, conductor: Conductor) -> list[str]:
     generated = [position for position in open_positions if not step.ledger.missing(position)]
     waiting = [position for position in open_positions if position not in flying and position not in generated]
     return [
-        f"step {step.version}: {len(step.finished)} of {step.num_groups} groups finished, {step.assignment.num_taken} taken",
+        f"step {step.number}: {len(step.finished)} of {step.num_groups} groups finished, {step.assignment.num_taken} taken",
         f"  positions that wait for an engine: {waiting}",
         f"  positions that wait for their rewards: {generated}",
     ]

@@ -182,6 +182,7 @@ METRICS: dict[str, Metric] = {
 
 SAMPLE_COLUMNS: dict[str, str] = {
     "step": "The step, as in `metrics.jsonl`.",
+    "policy_version": "The weights that generated it, as in `metrics.jsonl`.",
     "position": "Place of the problem in the step, from 0.",
     "problem": "Index of the problem in its task.",
     "epoch": "How often the run had gone through all problems before.",
@@ -224,7 +225,8 @@ def page() -> str:
             "",
             "## metrics.jsonl",
             "",
-            "One JSON object per finished step: `step`, `time` (seconds since 1970), and these numbers. A number that is not finite is null.",
+            "One JSON object per finished step: `step`, counted from 1 as on the screen, `policy_version` of the weights that generated its "
+            "rollouts (`step` - 1), `time` (seconds since 1970), and these numbers. A number that is not finite is null.",
             "",
             *_table(("name", "unit", "meaning", "measured by", "there if"), (
                 (f"`{name}`", metric.unit, metric.meaning, metric.measured_by, metric.when or "always")

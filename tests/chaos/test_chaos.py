@@ -47,7 +47,7 @@ def total(outcome: Outcome, metric: str) -> float:
 
 def assert_nothing_was_lost(outcome: Outcome, undisturbed: bytes, num_refused: int = 0, num_duplicates: int = 0):
     assert outcome.returncode == 0, outcome.output
-    assert [row["step"] for row in outcome.metrics()] == list(range(NUM_STEPS))
+    assert [row["step"] for row in outcome.metrics()] == list(range(1, NUM_STEPS + 1))
     assert total(outcome, "groups/replaced") == 0
     assert total(outcome, "reward/excluded") == 0
     assert total(outcome, "ledger/duplicates") == num_duplicates

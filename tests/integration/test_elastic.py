@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.observe.activity import Activity
+from polyrhythm.observe.status import EngineView, RunStatus
 from tests.integration.conftest import Cli, Outcome, fill_work_dir
 
 NUM_STEPS = 8
@@ -45,28 +47,32 @@ class ElasticRun:
 
     def hold(self) -> None:
         self.hold_file.touch()
-        self.cli.wait_for(lambda: self.status()["trainer"]["doing"] == "wait", "a trainer that waits")
+        self.cli.wait_for(lambda: self.status().trainer.doing is Activity.WAIT, "a trainer that waits")
 
     def release(self) -> None:
         self.hold_file.unlink()
 
-    def status(self) -> dict:
+    def status(self) -> RunStatus:
         return self.folder.admin().status()
 
-    def engine(self, name: str) -> dict:
-        return next((engine for engine in self.status()["engines"] if engine["name"] == name), {"state": "absent"})
+    def engine(self, name: str) -> EngineView | None:
+        return next((engine for engine in self.status().engines if engine.name == name), None)
 
     def wait_for_state(self, name: str, *states: str) -> None:
-        self.cli.wait_for(lambda: self.engine(name)["state"] in states, f"{name} {states}")
+        def is_there() -> bool:
+            engine = self.engine(name)
+            return engine is not None and engine.state in states
+
+        self.cli.wait_for(is_there, f"{name} {states}")
 
     def wait_for_work(self, name: str) -> None:
-        self.cli.wait_for(lambda: self.engine(name)["in_flight_groups"], f"work for {name}")
+        self.cli.wait_for(lambda: (engine := self.engine(name)) and engine.num_in_flight_groups, f"work for {name}")
 
     def finish(self) -> list[dict]:
         outcome = self.cli.finish(self.process)
         assert outcome.returncode == 0, outcome.output
         rows = outcome.metrics()
-        assert [row["step"] for row in rows] == list(range(NUM_STEPS))
+        assert [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1))
         assert not any(row["onpolicy/violations"] for row in rows)
         assert outcome.weights() == self.undisturbed.weights()
         return rows
@@ -99,10 +105,10 @@ def test_a_second_engine_joins_from_another_address_and_the_first_is_removed(cli
     )
     try:
         run.wait_for_state("second", "ready")
-        assert run.engine("second")["url"].startswith("http://127.0.0.2:")
+        assert run.engine("second").url.startswith("http://127.0.0.2:")
         run.hold()
-        stopped_at = run.status()["step"]
-        assert run.engine("second")["policy_version"] == stopped_at < NUM_STEPS - 1, "it serves in the same step"
+        stopped_at = run.status().policy_version
+        assert run.engine("second").policy_version == stopped_at < NUM_STEPS - 1, "it serves in the same step"
         removed = cli.run("engines", "remove", "engine-0", "--run", str(run.folder.path))
         assert removed.returncode == 0, removed.output
         listed = cli.run("engines", "list", "--run", str(run.folder.path)).output
@@ -117,7 +123,7 @@ def test_a_second_engine_joins_from_another_address_and_the_first_is_removed(cli
     assert "second" in listed and "http://127.0.0.2:" in listed and "gone: removed" in listed
     assert last.returncode == 2 and "second is the only engine" in last.output
     assert all(row["engines/serving"] == 1 for row in rows)
-    assert not any(row["dispatch/retries"] for row in rows if row["step"] != stopped_at)
+    assert not any(row["dispatch/retries"] for row in rows if row["policy_version"] != stopped_at)
     token_values = run.folder.credentials().by_scope.values()
     texts = [said, listed, *(log.read_text() for log in run.folder.logs.iterdir())]
     assert not any(token in text for token in token_values for text in texts)

@@ -18,6 +18,7 @@ def test_a_finished_run_can_be_given_more_steps_but_not_another_task(cli):
     more = cli.run("train", "--resume", str(first.run_dir), "--num_steps", "3", "--observe.view", "plain")
     assert more.returncode == 0, more.output
     rows = more.metrics()
-    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[2]["tokens/total_trained"] == sum(row["train/tokens"] for row in rows), "it goes on after a resume"
     assert rows[2]["tokens/total_generated"] > rows[1]["tokens/total_generated"] > rows[0]["tokens/total_generated"]
+    assert "step 3/3" in more.output and "step 2/3" not in more.output, "the view shows what is new"

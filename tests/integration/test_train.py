@@ -42,7 +42,7 @@ def test_sync_and_periodic_train_the_same_weights_byte_for_byte(cli, periodic):
 
 def test_every_step_logs_that_it_was_on_policy_and_how_far_engine_and_trainer_agree(as_it_comes):
     rows = as_it_comes.metrics()
-    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert row["onpolicy/violations"] == 0
         assert row["mismatch/logprob_abs_mean"] < 1e-4

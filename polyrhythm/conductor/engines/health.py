@@ -6,17 +6,8 @@ The only way to serve a version is a load of that version that the engine has ve
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class EngineState(StrEnum):
-    JOINING = "joining"
-    LOADING = "loading"
-    READY = "ready"
-    SUSPECT = "suspect"
-    QUARANTINED = "quarantined"
-    DRAINING = "draining"
-    GONE = "gone"
+from polyrhythm.observe.status import EngineState
 
 
 @dataclass(frozen=True)

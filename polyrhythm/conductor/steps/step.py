@@ -43,6 +43,11 @@ class Step:
     """What was logged for it; None until it is committed."""
 
     @property
+    def number(self) -> int:
+        """How users count it: the first step is 1."""
+        return self.version + 1
+
+    @property
     def num_groups(self) -> int:
         return len(self.problems)
 

@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Logger(Protocol):
-    """Keeps or passes on what each step measured. Any method may raise: `Loggers` keeps that from the run."""
+    """Keeps or passes on what each step measured; the first step is 1.
+
+    Any method may raise: `Loggers` keeps that from the run.
+    """
 
     def log(self, step: int, metrics: dict[str, float]) -> None: ...
 

@@ -19,13 +19,13 @@ class JsonlLogger:
         self._samples = _open_for_lines(Path(run_dir) / SAMPLES_FILE)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """One line with the step, the time in seconds since the epoch, and the metrics."""
-        _write_line(self._metrics, {"step": step, "time": time.time(), **metrics})
+        """One line with the step, its policy, the time in seconds since the epoch, and the metrics."""
+        _write_line(self._metrics, {**_identity(step), "time": time.time(), **metrics})
 
     def log_samples(self, step: int, samples: Sequence[dict[str, Any]]) -> None:
         """One line for each sampled completion."""
         for sample in samples:
-            _write_line(self._samples, {"step": step, **sample})
+            _write_line(self._samples, {**_identity(step), **sample})
 
     def close(self) -> None:
         try:
@@ -54,6 +54,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             continue
         by_step[record["step"]] = record
     return [by_step[step] for step in sorted(by_step)]
+
+
+def _identity(step: int) -> dict[str, int]:
+    """Steps count from 1 wherever users see them; the first one samples from policy version 0 and trains it."""
+    return {"step": step, "policy_version": step - 1}
 
 
 def _open_for_lines(path: Path) -> Any:

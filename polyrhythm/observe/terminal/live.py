@@ -3,15 +3,16 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from polyrhythm.observe.activity import Span
+from polyrhythm.observe.status import EngineState, EngineView, RankView, RunStatus, SampleView
 from polyrhythm.observe.terminal.curve import sparkline
 from polyrhythm.observe.terminal.summary import summary
-from polyrhythm.observe.terminal.text import first_cells, last_cells, prompt_text, visible
+from polyrhythm.observe.terminal.text import first_cells, last_cells, visible
 from polyrhythm.observe.terminal.timeline import WINDOW_S, legend, timeline_text
 
 NAME_WIDTH = 10
@@ -27,16 +28,10 @@ class LiveView:
         self._run_dir = run_dir
         self._console = console
         self._clock = clock
-        self._step_seconds: list[float] = []
-        self._num_finished = 0
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
         self._live.start()
 
-    def update(self, status: dict[str, Any]) -> None:
-        num_finished = len(status["history"]["reward"])
-        if num_finished > self._num_finished and "time/step_s" in status["last"]:
-            self._step_seconds.append(status["last"]["time/step_s"])
-        self._num_finished = num_finished
+    def update(self, status: RunStatus) -> None:
         self._live.update(self._frame(status), refresh=True)
 
     def note(self, line: str) -> None:
@@ -46,23 +41,23 @@ class LiveView:
         self._live.stop()
         self._console.print(summary(self._run_dir, outcome, self._console.width))
 
-    def _frame(self, status: dict[str, Any]) -> Text:
+    def _frame(self, status: RunStatus) -> Text:
         # One line less than the terminal has: the cursor needs the last one.
         size = self._console.size
-        lines = frame_lines(status, self._step_seconds, self._clock(), size.width, size.height - 1)
+        lines = frame_lines(status, self._clock(), size.width, size.height - 1)
         return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 
-def frame_lines(status: dict[str, Any], step_seconds: list[float], now_s: float, width: int, height: int) -> list[Text]:
+def frame_lines(status: RunStatus, now_s: float, width: int, height: int) -> list[Text]:
     """The whole view as lines that fit; engines give way to the head, samples to the engines."""
-    head = [*_head_lines(status, step_seconds, width), Text()]
-    waiting = [legend(), Text(f"waiting: {first_cells(status['waiting'], width - 9)}", style="italic")]
-    if status["failure"]:
-        waiting.append(Text(first_cells(f"failure: {status['failure']}", width), style="bold red"))
+    head = [*_head_lines(status, width), Text()]
+    waiting = [legend(), Text(f"waiting: {first_cells(status.waiting, width - 9)}", style="italic")]
+    if status.failure:
+        waiting.append(Text(first_cells(f"failure: {status.failure}", width), style="bold red"))
     room = max(2, height - len(head) - len(waiting) - MIN_SAMPLE_LINES - 2)
     processes = _process_lines(status, now_s, width, room)
     lines = [*head, *processes, *waiting]
-    samples = _sample_lines(status["samples"], width, height - len(lines) - 2)
+    samples = _sample_lines(status.samples, width, height - len(lines) - 2)
     if samples:
         lines += [Text(), Text("last step wrote", style="bold"), *samples]
     for line in lines:
@@ -70,25 +65,24 @@ def frame_lines(status: dict[str, Any], step_seconds: list[float], now_s: float,
     return lines[:height]
 
 
-def _head_lines(status: dict[str, Any], step_seconds: list[float], width: int) -> list[Text]:
-    history, last, groups = status["history"], status["last"], status["groups"]
-    num_finished, num_steps = len(history["reward"]), status["num_steps"]
-    title = Text.assemble(("polyrhythm ", "bold"), f"step {min(num_finished + 1, num_steps)}/{num_steps} ")
+def _head_lines(status: RunStatus, width: int) -> list[Text]:
+    curves, groups = status.curves, status.groups
+    num_finished, num_steps = status.num_finished_steps, status.num_steps
+    title = Text.assemble(("polyrhythm ", "bold"), f"step {status.step_number}/{num_steps} ")
     title.append_text(_bar(num_finished / num_steps, 24))
-    title.append(
-        f" {_eta(step_seconds, num_steps - num_finished)}  {status['schedule']}, policy v{status['policy_version']}"
-    )
+    title.append(f" {_eta(curves.get('time/step_s', []), num_steps - num_finished)}  {status.schedule}")
+    title.append("" if status.policy_version is None else f", policy v{status.policy_version}")
     half = (width - 2) // 2
-    curves = _curve("reward", history["reward"], half)
-    curves.pad_right(max(0, half + 2 - curves.cell_len))
-    curves.append_text(_curve("accuracy", history["accuracy"], half))
-    progress = Text("groups   ").append_text(_bar(groups["complete"] / max(1, groups["expected"]), 16))
-    progress.append(f" {groups['complete']} of {groups['expected']} complete, {groups['dispatched']} sent out, ")
-    progress.append(f"{groups['taken']} taken by the trainer")
-    return [title, curves, progress, Text(_last_step(last))]
+    sparklines = _curve("reward", curves.get("reward/mean", []), half)
+    sparklines.pad_right(max(0, half + 2 - sparklines.cell_len))
+    sparklines.append_text(_curve("accuracy", curves.get("reward/accuracy", []), half))
+    progress = Text("groups   ").append_text(_bar(groups.complete / max(1, groups.expected), 16))
+    progress.append(f" {groups.complete} of {groups.expected} complete, {groups.dispatched} sent out, ")
+    progress.append(f"{groups.taken} taken by the trainer")
+    return [title, sparklines, progress, Text(_last_step(status.last_metrics))]
 
 
-def _last_step(last: dict[str, Any]) -> str:
+def _last_step(last: dict[str, float | None]) -> str:
     shown = (
         ("time/step_s", "{:.1f} s"),
         ("generate/tokens_per_s", "{:.0f} tokens/s"),
@@ -113,8 +107,8 @@ def _bar(fraction: float, width: int) -> Text:
     return Text.assemble(("━" * filled, "green"), ("─" * (width - filled), "bright_black"))
 
 
-def _eta(step_seconds: list[float], num_left: int) -> str:
-    recent = step_seconds[-STEPS_IN_ETA:]
+def _eta(step_seconds: list[float | None], num_left: int) -> str:
+    recent = [seconds for seconds in step_seconds[-STEPS_IN_ETA:] if seconds is not None]
     if not recent:
         return "--:-- left"
     minutes, seconds = divmod(round(sum(recent) / len(recent) * num_left), 60)
@@ -122,16 +116,16 @@ def _eta(step_seconds: list[float], num_left: int) -> str:
     return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
-def _process_lines(status: dict[str, Any], now_s: float, width: int, room: int) -> list[Text]:
+def _process_lines(status: RunStatus, now_s: float, width: int, room: int) -> list[Text]:
     timeline_width = max(10, width - NAME_WIDTH - DOING_WIDTH - 2)
-    ranks, engines = status["ranks"], status["engines"]
+    ranks, engines = status.ranks, status.engines
     # Finished spans come with the status; what a rank does now is a span without an end.
-    spans = [*status["spans"], *(_now(rank, now_s) for rank in ranks)]
+    spans = [*status.spans, *(_now(rank, now_s) for rank in ranks)]
 
-    def line(process: dict[str, Any], doing: str) -> Text:
-        return _process_line(process["name"], spans, doing, now_s, timeline_width)
+    def line(process: RankView | EngineView, doing: str) -> Text:
+        return _process_line(process.name, spans, doing, now_s, timeline_width)
 
-    rank_lines = [line(rank, f"{rank['doing']} for {rank['since_s']:.1f} s") for rank in ranks]
+    rank_lines = [line(rank, f"{rank.doing} for {rank.for_s:.1f} s") for rank in ranks]
     engine_lines = [line(engine, _engine_doing(engine)) for engine in engines]
     lines = _as_many_as_fit(rank_lines, room - min(len(engines), room // 2), "ranks")
     lines += _as_many_as_fit(engine_lines, room - len(lines), "engines")
@@ -140,8 +134,8 @@ def _process_lines(status: dict[str, Any], now_s: float, width: int, room: int) 
     return [Text(f"the last {WINDOW_S:.0f} s", style="bold"), *lines]
 
 
-def _now(rank: dict[str, Any], now_s: float) -> dict[str, Any]:
-    return {"process": rank["name"], "activity": rank["doing"], "start_s": now_s - rank["since_s"], "end_s": now_s}
+def _now(rank: RankView, now_s: float) -> Span:
+    return Span(rank.name, rank.doing, now_s - rank.for_s, now_s)
 
 
 def _as_many_as_fit(lines: list[Text], room: int, what: str) -> list[Text]:
@@ -151,27 +145,26 @@ def _as_many_as_fit(lines: list[Text], room: int, what: str) -> list[Text]:
     return [*shown, Text(f"{'and ' if shown else ''}{len(lines) - len(shown)} more {what}", style="bright_black")]
 
 
-def _process_line(name: str, spans: list[dict[str, Any]], doing: str, now_s: float, width: int) -> Text:
+def _process_line(name: str, spans: list[Span], doing: str, now_s: float, width: int) -> Text:
     line = Text(f"{first_cells(name, NAME_WIDTH - 1):<{NAME_WIDTH}}", no_wrap=True)
     line.append_text(timeline_text(spans, name, now_s, width))
     return line.append(f"  {first_cells(doing, DOING_WIDTH)}")
 
 
-def _engine_doing(engine: dict[str, Any]) -> str:
-    if engine["state"] != "ready":
-        return str(engine["state"])
-    queued = f" +{engine['num_waiting']}" if engine["num_waiting"] else ""
-    speed = f"{engine['tokens_per_s']:.0f} tok/s"
-    return f"v{engine['policy_version']} {speed} {engine['num_running']} running{queued}"
+def _engine_doing(engine: EngineView) -> str:
+    if engine.state is not EngineState.READY:
+        return engine.state
+    queued = f" +{engine.num_waiting}" if engine.num_waiting else ""
+    return f"v{engine.policy_version} {engine.tokens_per_s:.0f} tok/s {engine.num_running} running{queued}"
 
 
-def _sample_lines(samples: list[dict[str, Any]], width: int, room: int) -> list[Text]:
+def _sample_lines(samples: list[SampleView], width: int, room: int) -> list[Text]:
     lines = []
     for sample in samples[: max(0, room)]:
-        reward = sample["reward"]
+        reward = sample.reward
         label = "    -" if reward is None else f"{reward:5.2f}"
-        completion = first_cells(sample["completion"], (width - 10) // 2)
-        prompt = last_cells(prompt_text(sample["prompt"]), width - 10 - Text(completion).cell_len)
+        completion = first_cells(sample.completion, (width - 10) // 2)
+        prompt = last_cells(sample.prompt, width - 10 - Text(completion).cell_len)
         colour = "bright_black" if reward is None else "green" if reward > 0 else "red"
         lines.append(Text.assemble((label, colour), "  ", (prompt, "bright_black"), " │", (completion, "bold")))
     return lines

@@ -6,6 +6,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from polyrhythm.observe.loggers.jsonl import read_metrics
+from polyrhythm.observe.status import RunStatus
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.text import visible
 
@@ -22,22 +23,22 @@ COLUMNS = (
 
 
 class PlainView:
-    """Prints each step once, however rarely it is updated."""
+    """Prints each step of this start once, however rarely it is updated."""
 
-    def __init__(self, run_dir: Path, stream: TextIO) -> None:
+    def __init__(self, run_dir: Path, stream: TextIO, first_step: int = 0) -> None:
         self._run_dir = run_dir
         self._stream = stream
-        self._num_shown = 0
+        self._last_shown = first_step
         self._num_steps = 0
         self._failure: str | None = None
 
-    def update(self, status: dict[str, Any]) -> None:
-        self._num_steps = status["num_steps"]
-        if len(status["history"]["reward"]) > self._num_shown:
+    def update(self, status: RunStatus) -> None:
+        self._num_steps = status.num_steps
+        if status.num_finished_steps > self._last_shown:
             self._show_new_steps()
-        if status["failure"] and status["failure"] != self._failure:
-            self._failure = status["failure"]
-            self._print(f"failure: {visible(status['failure'])}")
+        if status.failure and status.failure != self._failure:
+            self._failure = status.failure
+            self._print(f"failure: {visible(status.failure)}")
 
     def note(self, line: str) -> None:
         self._print(visible(line))
@@ -51,9 +52,10 @@ class PlainView:
         self._print(capture.get().rstrip("\n"))
 
     def _show_new_steps(self) -> None:
-        for record in read_metrics(self._run_dir)[self._num_shown :]:
-            self._num_shown += 1
-            self._print(step_line(record, self._num_steps))
+        for record in read_metrics(self._run_dir):
+            if record["step"] > self._last_shown:
+                self._last_shown = record["step"]
+                self._print(step_line(record, self._num_steps))
 
     def _print(self, text: str) -> None:
         encoding = self._stream.encoding or "utf-8"
@@ -62,8 +64,8 @@ class PlainView:
 
 
 def step_line(record: dict[str, Any], num_steps: int) -> str:
-    """The step counted from one, and the metrics that are there."""
-    number = record["step"] + 1
+    """The step and the metrics that are there."""
+    number = record["step"]
     values = [f"{name} {record[key]:{form}}" for key, name, form in COLUMNS if record.get(key) is not None]
     if excluded := record.get("reward/excluded"):
         values.append(f"excluded {excluded:.0f} (rewards that failed: logs/conductor.log)")

@@ -1,7 +1,6 @@
 """Text from models, prompts and other machines, made safe and short for one line of a terminal."""
 
 import unicodedata
-from typing import Any
 
 from rich.cells import cell_len
 
@@ -26,13 +25,6 @@ def last_cells(text: str, width: int) -> str:
     """The visible end of the text in at most `width` terminal cells."""
     text = visible(text[-MAX_CHARS:])
     return text if cell_len(text) <= width else "…" + _take_cells(text[::-1], width - 1)[::-1]
-
-
-def prompt_text(prompt: Any) -> str:
-    """The prompt, or the last of its chat messages."""
-    if isinstance(prompt, list):
-        return str(prompt[-1].get("content", "")) if prompt else ""
-    return str(prompt)
 
 
 def _take_cells(text: str, width: int) -> str:

@@ -3,11 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any
 
 from rich.text import Text
 
-from polyrhythm.observe.activity import Activity
+from polyrhythm.observe.activity import Activity, Span
 
 WINDOW_S = 60.0
 GLYPHS = {
@@ -27,21 +26,21 @@ def glyph(activity: Activity) -> tuple[str, str]:
     return GLYPHS.get(activity, OTHER)
 
 
-def timeline_text(spans: Iterable[dict[str, Any]], process: str, now_s: float, width: int) -> Text:
+def timeline_text(spans: Iterable[Span], process: str, now_s: float, width: int) -> Text:
     """The process's last `WINDOW_S` seconds: in each cell what took most of it; blank where nothing is known."""
     cell_s = WINDOW_S / width
     start_s = now_s - WINDOW_S
     seconds: list[dict[Activity, float]] = [defaultdict(float) for _ in range(width)]
     for span in spans:
-        if span["process"] != process or span["end_s"] <= start_s:
+        if span.process != process or span.end_s <= start_s:
             continue
-        first = max(0, int((span["start_s"] - start_s) / cell_s))
-        last = min(width - 1, int((span["end_s"] - start_s) / cell_s))
+        first = max(0, int((span.start_s - start_s) / cell_s))
+        last = min(width - 1, int((span.end_s - start_s) / cell_s))
         for cell in range(first, last + 1):
             cell_start_s = start_s + cell * cell_s
-            overlap_s = min(span["end_s"], cell_start_s + cell_s) - max(span["start_s"], cell_start_s)
+            overlap_s = min(span.end_s, cell_start_s + cell_s) - max(span.start_s, cell_start_s)
             if overlap_s > 0:
-                seconds[cell][Activity(span["activity"])] += overlap_s
+                seconds[cell][span.activity] += overlap_s
     text = Text(no_wrap=True)
     for by_activity in seconds:
         longest, _ = max(by_activity.items(), key=itemgetter(1), default=(None, 0.0))

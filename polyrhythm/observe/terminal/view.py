@@ -2,7 +2,9 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+from polyrhythm.observe.status import RunStatus
 
 ViewMode = Literal["auto", "live", "plain", "none"]
 
@@ -10,7 +12,7 @@ ViewMode = Literal["auto", "live", "plain", "none"]
 class View(Protocol):
     """Shows a run to its user."""
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: RunStatus) -> None:
         """The conductor's status, a few times a second."""
         ...
 
@@ -26,7 +28,7 @@ class View(Protocol):
 class NoView:
     """Shows nothing."""
 
-    def update(self, status: dict[str, Any]) -> None:
+    def update(self, status: RunStatus) -> None:
         pass
 
     def note(self, line: str) -> None:
@@ -36,8 +38,8 @@ class NoView:
         pass
 
 
-def make_view(mode: ViewMode, run_dir: Path) -> View:
-    """`auto` is live in a terminal and plain anywhere else."""
+def make_view(mode: ViewMode, run_dir: Path, first_step: int = 0) -> View:
+    """`auto` is live in a terminal and plain anywhere else. `first_step`: steps that were finished before."""
     if mode == "none":
         return NoView()
     from rich.console import Console
@@ -49,4 +51,4 @@ def make_view(mode: ViewMode, run_dir: Path) -> View:
         return LiveView(run_dir, console)
     from polyrhythm.observe.terminal.plain import PlainView
 
-    return PlainView(run_dir, sys.stdout)
+    return PlainView(run_dir, sys.stdout, first_step)

@@ -7,6 +7,7 @@ import pytest
 from polyrhythm.cluster.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
 from polyrhythm.config import ClusterConfig, load_config
 from polyrhythm.errors import RunError, UserError
+from tests.statuses import make_engine, make_status
 
 
 def steps(num=NUM_STEPS_SEEN, *, serving=2, wait=0.0, idle=0.0) -> list[StepDemand]:
@@ -75,8 +76,9 @@ class Scene:
                 "time/step_s": 1.0, "time/load_s": 0.0, "generate/last_group_s": 1 - idle, "time/trainer_wait_s": wait,
                 "engines/serving": len(names) if serving is None else serving,
             }  # fmt: skip
-            engines = [{"name": name, "state": "ready"} for name in names]
-            self.autoscaler.look({"history": {"reward": [0.0] * self.num_finished}, "last": last, "engines": engines})
+            engines = [make_engine(name) for name in names]
+            status = make_status(num_finished_steps=self.num_finished, last_metrics=last, engines=engines)
+            self.autoscaler.look(status)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from polyrhythm.cluster.launcher import ProcessSpec, RunProcess
 from polyrhythm.cluster.local_processes import LocalLauncher
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.observe.status import RunStatus
+from tests.statuses import make_engine, make_status
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -59,17 +61,17 @@ def make_engines(folder, launcher):
     return make
 
 
-def status(folder: RunFolder, **states: str) -> dict:
+def status(folder: RunFolder, **states: str) -> RunStatus:
     engines = []
     for name, state in states.items():
         name = name.replace("_", "-")
         state, _, dismissed = state.partition(" ")
         url = folder.url(name) or "http://elsewhere"
-        engines.append({"name": name, "state": state, "url": url, "cause": "", "dismissed": bool(dismissed)})
-    return {"engines": engines}
+        engines.append(make_engine(name, state, url=url, is_dismissed=bool(dismissed)))
+    return make_status(engines=engines)
 
 
-def look(engines: EngineProcesses, seen: dict) -> None:
+def look(engines: EngineProcesses, seen: RunStatus) -> None:
     engines.reconcile(engines.ended(), seen)
 
 

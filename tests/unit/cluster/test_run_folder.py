@@ -21,7 +21,7 @@ def test_the_folder_of_a_run_that_goes_on_is_not_reopened(tmp_path: Path):
 def test_what_a_model_wrote_and_what_a_kill_cut_off_do_not_keep_a_run_from_being_resumed(tmp_path: Path):
     config = Config(output_dir=str(tmp_path / "runs"), weights={"root": str(tmp_path / "weights")})
     run = RunFolder.create(config, tmp_path)
-    rows = [{"step": step, "completion": "one\u2028two}\u0085three\u2029}"} for step in range(3)]
+    rows = [{"step": step, "completion": "one\u2028two}\u0085three\u2029}"} for step in (1, 2, 3)]
     lines = [msgspec.json.encode(row) for row in rows]
     (run.path / "samples.jsonl").write_bytes(b"\n".join([*lines, b'{"step": 1, "completion": "{}']))
     path = run.path

@@ -24,6 +24,7 @@ from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 from polyrhythm.observe.metrics import is_known
+from polyrhythm.observe.status import RunStatus
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
@@ -208,10 +209,10 @@ class Stage:
     async def published(self, version: int, **metrics: float) -> tuple[int, bytes]:
         return await self.call("POST", "/weights/published", messages.Published(version, metrics))
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> RunStatus:
         status, body = await self.call("GET", "/status")
         assert status == 200
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body, type=RunStatus)
 
     async def add_engine(self, name: str | None = None, join: bool = True) -> ScriptedEngine:
         engine = ScriptedEngine(name or f"engine-{len(self.engines)}", self.events)

@@ -8,6 +8,7 @@ from polyrhythm import messages
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, ActivityReport, Span
 from polyrhythm.observe.metrics import SAMPLE_COLUMNS
+from polyrhythm.observe.status import GroupCounts
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.types import rollout_seed
 
@@ -21,7 +22,7 @@ async def test_a_step_hands_out_every_group_once_and_commits(make_stage):
     assert all([rollout.index for rollout in group.rollouts] == [0, 1] for group in groups)
     assert (await stage.commit(0, **{"loss/policy": 0.5}))[0] == 200
     ((step, row),) = stage.logger.rows
-    assert step == 0
+    assert step == 1
     assert (row["onpolicy/violations"], row["ledger/duplicates"], row["ledger/refused"], row["loss/policy"]) == (
         0,
         0,
@@ -105,7 +106,7 @@ async def test_groups_go_to_the_least_loaded_engine_in_order(make_stage):
     await stage.until(lambda: sum(event[0] == "generate" for event in stage.events) == 4)
     asked = {name: [e[2] for e in stage.events if e[:2] == ("generate", name)] for name in ("engine-0", "engine-1")}
     assert {name: set(ids) for name, ids in asked.items()} == {"engine-0": {"0/0", "0/2"}, "engine-1": {"0/1", "0/3"}}
-    assert (await stage.status())["groups"] == {"expected": 6, "dispatched": 4, "complete": 0, "taken": 0}
+    assert (await stage.status()).groups == GroupCounts(expected=6, dispatched=4, complete=0, taken=0)
 
 
 async def test_asking_again_changes_nothing(make_stage):
@@ -130,7 +131,7 @@ async def test_engines_begin_the_next_step_as_soon_as_its_weights_are_published(
     assert (await stage.published(1, **{"train/loss": 0.5}))[0] == 200
     # The trainer asks for nothing more: it may be writing a checkpoint.
     await stage.until(lambda: stage.conductor.step.version == 1 and stage.conductor.step.is_complete)
-    assert [step for step, _ in stage.logger.rows] == [0]
+    assert [step for step, _ in stage.logger.rows] == [1]
     assert (await stage.open(1))[0] == 200
     await stage.all_groups(1)
     assert (await stage.published(2))[0] == 200
@@ -145,7 +146,7 @@ async def test_the_weights_of_the_last_step_begin_no_other(make_stage):
     assert [(await stage.published(1))[0] for _ in range(2)] == [200, 200]
     assert (await stage.published(2))[0] == 409
     assert (stage.conductor.step.version, stage.conductor.step.is_committed) == (0, True)
-    assert (await stage.status())["waiting"] == "nobody: all steps are done"
+    assert (await stage.status()).waiting == "nobody: all steps are done"
     assert [event for event in stage.events if event[0] == "load"] == [("load", "engine-0", 0)]
 
 
@@ -187,8 +188,8 @@ async def test_metrics_say_what_the_step_was_like(make_stage):
     assert row["completion/truncated_fraction"] == 0
     assert 0 <= row["generate/first_group_s"] <= row["generate/last_group_s"] <= row["time/step_s"]
     status = await stage.status()
-    assert status["history"]["reward"] == [row["reward/mean"]]
-    assert status["last"] == row
+    assert status.curves["reward/mean"] == [row["reward/mean"]]
+    assert status.last_metrics == row
 
 
 async def test_rewards_of_a_task_that_does_not_say_what_is_correct_have_no_accuracy(make_stage):
@@ -199,7 +200,7 @@ async def test_rewards_of_a_task_that_does_not_say_what_is_correct_have_no_accur
     await stage.commit(0)
     assert stage.logger.rows[0][1]["reward/mean"] == 0.75
     assert "reward/accuracy" not in stage.logger.rows[0][1]
-    assert (await stage.status())["history"]["accuracy"] == [None]
+    assert (await stage.status()).curves["reward/accuracy"] == [None]
 
 
 async def test_tokens_are_added_up_over_steps_and_epochs_counted(make_stage):
@@ -231,7 +232,7 @@ async def test_a_sample_says_what_it_is_of_and_how_long(make_stage):
     await stage.all_groups(0)
     await stage.commit(0)
     sample = stage.logger.samples[1]
-    assert {"step", *sample} == SAMPLE_COLUMNS.keys()
+    assert {"step", "policy_version", *sample} == SAMPLE_COLUMNS.keys()
     assert (sample["problem"], sample["columns"], sample["prompt_tokens"]) == (1, {"answer": 1}, 3)
     assert sample["completion_tokens"] == 2 and sample["finish_reason"] == "stop"
 
@@ -246,19 +247,17 @@ async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_s
 
 async def test_the_status_shows_who_waits_for_whom(make_stage):
     stage = await make_stage()
-    assert "first weights" in (await stage.status())["waiting"]
+    assert "first weights" in (await stage.status()).waiting
     stage.engines[0].hold("0/0")
     await stage.open(0)
     await stage.call(
         "POST", "/trainer/report", ActivityReport("trainer", Activity.WAIT, [Span("trainer", Activity.LOAD, 1.0, 2.0)])
     )
     status = await stage.status()
-    assert status["waiting"] == "the trainer waits for engine-0"
-    assert status["trainer"]["doing"] == "wait"
-    assert {"process": "trainer", "activity": "load", "start_s": 1.0, "end_s": 2.0} in status["spans"]
-    assert [(e["name"], e["state"], e["policy_version"], e["busy"]) for e in status["engines"]] == [
-        ("engine-0", "ready", 0, True)
-    ]
+    assert status.waiting == "the trainer waits for engine-0"
+    assert status.trainer.doing == "wait"
+    assert Span("trainer", Activity.LOAD, 1.0, 2.0) in status.spans
+    assert [(e.name, e.state, e.policy_version, e.is_busy) for e in status.engines] == [("engine-0", "ready", 0, True)]
 
 
 async def test_a_stall_ends_the_run_and_says_who_waited(make_stage):

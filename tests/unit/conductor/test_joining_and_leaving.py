@@ -63,7 +63,7 @@ async def test_an_engine_that_was_restarted_takes_its_old_place(make_stage):
     await stage.until(lambda: stage.engines[0].requests)
     await stage.add_engine("engine-0")
     assert_undisturbed(stage, await stage.all_groups(0))
-    assert len((await stage.status())["engines"]) == 1
+    assert len((await stage.status()).engines) == 1
 
 
 async def test_joining_twice_is_harmless(make_stage):

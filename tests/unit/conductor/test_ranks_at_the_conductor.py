@@ -36,7 +36,7 @@ async def test_a_rank_without_work_is_told_when_another_has_got_the_last_group(m
     assert all(answer.is_last for answer in answers)
     received = [*first, *second, *(group.position for answer in answers for group in answer.groups)]
     assert sorted(received) == [0, 1, 2, 3]
-    assert (await stage.status())["groups"]["taken"] == 4
+    assert (await stage.status()).groups.taken == 4
 
 
 async def test_a_step_is_not_committed_before_every_rank_has_taken_its_groups(make_stage):
@@ -91,9 +91,9 @@ async def test_the_trainer_works_while_one_of_its_ranks_does(make_stage):
     await stage.call("POST", "/trainer/report", ActivityReport("trainer-0", Activity.WAIT, []))
     await stage.call("POST", "/trainer/report", ActivityReport("trainer-1", Activity.FORWARD_BACKWARD, []))
     status = await stage.status()
-    assert [(rank["name"], rank["doing"]) for rank in status["ranks"]] == [
+    assert [(rank.name, rank.doing) for rank in status.ranks] == [
         ("trainer-0", "wait"), ("trainer-1", "forward_backward"),
     ]  # fmt: skip
-    assert status["trainer"]["doing"] == "forward_backward"
+    assert status.trainer.doing == "forward_backward"
     await stage.call("POST", "/trainer/report", ActivityReport("trainer-1", Activity.REDUCE, []))
-    assert (await stage.status())["trainer"]["doing"] == "wait"
+    assert (await stage.status()).trainer.doing == "wait"

@@ -8,10 +8,11 @@ from polyrhythm.observe.loggers.jsonl import JsonlLogger, read_metrics
 
 def test_a_written_step_can_be_read_at_once(tmp_path: Path) -> None:
     with JsonlLogger(tmp_path) as logger:
-        logger.log(0, {"reward/mean": 0.5})
-        logger.log(1, {"reward/mean": float("nan")})
+        logger.log(1, {"reward/mean": 0.5})
+        logger.log(2, {"reward/mean": float("nan")})
         records = read_metrics(tmp_path)
-    assert [record["step"] for record in records] == [0, 1]
+    assert [record["step"] for record in records] == [1, 2]
+    assert [record["policy_version"] for record in records] == [0, 1]
     assert records[0]["reward/mean"] == 0.5 and records[0]["time"] > 1e9
     assert records[1]["reward/mean"] is None
 
@@ -21,8 +22,8 @@ def test_samples_have_a_line_each(tmp_path: Path) -> None:
         logger.log_samples(3, [{"completion": "a\nb", "reward": 1.0}, {"completion": "é", "reward": None}])
     lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"step": 3, "completion": "a\nb", "reward": 1.0},
-        {"step": 3, "completion": "é", "reward": None},
+        {"step": 3, "policy_version": 2, "completion": "a\nb", "reward": 1.0},
+        {"step": 3, "policy_version": 2, "completion": "é", "reward": None},
     ]
 
 

@@ -9,40 +9,38 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from polyrhythm.observe.activity import Activity, Span
 from polyrhythm.observe.loggers.jsonl import JsonlLogger
+from polyrhythm.observe.status import EngineView, GroupCounts, RunStatus, SampleView
 from polyrhythm.observe.terminal.live import LiveView, frame_lines
 from polyrhythm.observe.terminal.plain import PlainView, step_line
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.timeline import timeline_text
 from polyrhythm.observe.terminal.view import NoView, make_view
+from tests.statuses import make_engine, make_rank
+from tests.statuses import make_status as make_run_status
 
 NOW_S = 1_000_000.0
 
 
-def engine(name: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "name": name, "url": "http://127.0.0.1:1", "state": "ready", "policy_version": 3, "num_running": 24,
-        "num_waiting": 2, "tokens_per_s": 812.3, "busy": True, "in_flight_groups": 3,
-    } | changes  # fmt: skip
+def engine(name: str, state: str = "ready") -> EngineView:
+    return make_engine(name, state, policy_version=3, num_running=24, num_waiting=2, tokens_per_s=812.3, is_busy=True)
 
 
-def make_status(**changes: Any) -> dict[str, Any]:
-    return {
-        "step": 3, "num_steps": 20, "schedule": "periodic", "policy_version": 3,
-        "ranks": [{"name": "trainer", "doing": "forward_backward", "since_s": 2.0}],
-        "engines": [engine("engine-0"), engine("engine-1", state="loading")],
-        "groups": {"expected": 8, "dispatched": 7, "complete": 4, "taken": 2},
-        "last": {"time/step_s": 6.0, "train/grad_norm": 0.5, "onpolicy/violations": 0.0},
-        "history": {"reward": [0.1, 0.2, 0.4], "accuracy": [0.1, 0.2, 0.3]},
-        "samples": [{"prompt": "41 + 22 =", "completion": " 63\n", "reward": 1.0}],
-        "waiting": "the trainer waits for engine-0",
-        "spans": [{"process": "engine-0", "activity": "generate", "start_s": NOW_S - 30, "end_s": NOW_S}],
-        "failure": None,
-    } | changes  # fmt: skip
+def make_status(**changes: Any) -> RunStatus:
+    ordinary = {
+        "num_finished_steps": 3, "ranks": [make_rank(doing=Activity.FORWARD_BACKWARD)],
+        "engines": [engine("engine-0"), engine("engine-1", "loading")], "groups": GroupCounts(8, 7, 4, 2),
+        "last_metrics": {"time/step_s": 6.0, "train/grad_norm": 0.5, "onpolicy/violations": 0.0},
+        "curves": {"reward/mean": [0.1, 0.2, 0.4], "reward/accuracy": [0.1, 0.2, 0.3], "time/step_s": [6.0] * 3},
+        "samples": [SampleView("41 + 22 =", " 63\n", 1.0)], "waiting": "the trainer waits for engine-0",
+        "spans": [Span("engine-0", Activity.GENERATE, NOW_S - 30, NOW_S)],
+    }  # fmt: skip
+    return make_run_status(**(ordinary | changes))
 
 
-def render(status: dict[str, Any], width: int = 80, height: int = 23) -> list[str]:
-    return [line.plain for line in frame_lines(status, [6.0], NOW_S, width, height)]
+def render(status: RunStatus, width: int = 80, height: int = 23) -> list[str]:
+    return [line.plain for line in frame_lines(status, NOW_S, width, height)]
 
 
 def test_the_frame_says_where_the_run_is_and_who_does_what() -> None:
@@ -56,8 +54,10 @@ def test_the_frame_says_where_the_run_is_and_who_does_what() -> None:
 
 
 def test_the_frame_before_the_first_engine_and_the_first_step() -> None:
-    status = make_status(engines=[], last={}, samples=[], spans=[], history={"reward": [], "accuracy": []})
-    text = "\n".join(line.plain for line in frame_lines(status, [], NOW_S, 80, 23))
+    status = make_status(
+        engines=[], last_metrics={}, samples=[], spans=[], curves={}, num_finished_steps=0, policy_version=None
+    )
+    text = "\n".join(line.plain for line in frame_lines(status, NOW_S, 80, 23))
     for expected in ("step 1/20", "--:-- left", "last step  none yet", "no engine has joined yet"):
         assert expected in text, expected
 
@@ -66,12 +66,12 @@ def test_the_frame_before_the_first_engine_and_the_first_step() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 64])
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 15), (200, 60), (40, 5)])
 def test_the_frame_fits_the_terminal(num_engines: int, num_ranks: int, width: int, height: int) -> None:
-    ranks = [{"name": f"trainer-{rank}", "doing": "reduce", "since_s": 1.0} for rank in range(num_ranks)]
+    ranks = [make_rank(f"trainer-{rank}", Activity.REDUCE) for rank in range(num_ranks)]
     engines = [engine(f"engine-{index}" + "日本" * 10) for index in range(num_engines)]
-    samples = [{"prompt": "p" * 500, "completion": "日" * 500, "reward": 0.0}] * 10
-    history = {"reward": [0.5] * 500, "accuracy": [None] * 500}
+    samples = [SampleView("p" * 500, "日" * 500, 0.0)] * 10
+    curves: dict[str, Any] = {"reward/mean": [0.5] * 500, "reward/accuracy": [None] * 500}
     status = make_status(
-        ranks=ranks, engines=engines, samples=samples, history=history, num_steps=1000, waiting="w" * 300,
+        ranks=ranks, engines=engines, samples=samples, curves=curves, num_steps=1000, waiting="w" * 300,
         failure="f" * 300,
     )  # fmt: skip
     lines = render(status, width, height)
@@ -91,8 +91,8 @@ def test_the_frame_fits_the_terminal(num_engines: int, num_ranks: int, width: in
 def test_what_a_model_or_another_machine_writes_cannot_command_the_terminal(tmp_path: Path) -> None:
     evil = "[bold red]x[/] \x1b[2J\x1b]0;title\x07"
     status = make_status(
-        engines=[engine(evil, state=evil)],
-        samples=[{"prompt": [{"role": "user", "content": evil}], "completion": evil, "reward": None}],
+        engines=[engine(evil)],
+        samples=[SampleView(evil, evil, None)],
         waiting=evil,
         failure=evil,
     )
@@ -106,16 +106,16 @@ def test_what_a_model_or_another_machine_writes_cannot_command_the_terminal(tmp_
 
 
 def test_a_timeline_shows_what_took_most_of_each_stretch() -> None:
-    def span(activity: str, start_s: float, end_s: float, process: str = "trainer") -> dict[str, Any]:
-        return {"process": process, "activity": activity, "start_s": NOW_S + start_s, "end_s": NOW_S + end_s}
+    def span(activity: Activity, start_s: float, end_s: float, process: str = "trainer") -> Span:
+        return Span(process, activity, NOW_S + start_s, NOW_S + end_s)
 
     spans = [
-        span("generate", -500, 0, process="another"),
-        span("load", -500, -50),
-        span("wait", -40, -30),
-        span("forward_backward", -30, -13),
-        span("update", -13, -10),
-        span("checkpoint", -10, 0),
+        span(Activity.GENERATE, -500, 0, process="another"),
+        span(Activity.LOAD, -500, -50),
+        span(Activity.WAIT, -40, -30),
+        span(Activity.FORWARD_BACKWARD, -30, -13),
+        span(Activity.UPDATE, -13, -10),
+        span(Activity.CHECKPOINT, -10, 0),
     ]
     assert timeline_text(spans, "trainer", NOW_S, 6).plain == "▒ ·▓▓░"
 
@@ -123,23 +123,34 @@ def test_a_timeline_shows_what_took_most_of_each_stretch() -> None:
 def test_plain_lines_come_once_per_step_and_none_is_lost(tmp_path: Path) -> None:
     stream = io.StringIO()
     logger, view = JsonlLogger(tmp_path), PlainView(tmp_path, stream)
-    history: dict[str, list[float]] = {"reward": [], "accuracy": []}
-    view.update(make_status(history=history))
+    view.update(make_status(num_finished_steps=0))
     assert stream.getvalue() == ""
-    for step in range(3):
+    for step in (1, 2, 3):
         logger.log(step, {"reward/mean": step / 10, "reward/accuracy": step / 10, "time/step_s": 2.5})
-    view.update(make_status(history={"reward": [0.0, 0.1], "accuracy": [0.0, 0.1]}))
-    view.update(make_status(history={"reward": [0.0, 0.1, 0.2], "accuracy": [0.0, 0.1, 0.2]}))
-    logger.log(3, {"reward/mean": 0.3})
+    view.update(make_status(num_finished_steps=2))
+    view.update(make_status(num_finished_steps=3))
+    logger.log(4, {"reward/mean": 0.4})
     view.close("finished")
     lines = stream.getvalue().splitlines()
     assert lines[:4] == [
-        "step 1/20  reward 0.000  accuracy 0.000  step_s 2.5",
-        "step 2/20  reward 0.100  accuracy 0.100  step_s 2.5",
-        "step 3/20  reward 0.200  accuracy 0.200  step_s 2.5",
-        "step 4/20  reward 0.300",
+        "step 1/20  reward 0.100  accuracy 0.100  step_s 2.5",
+        "step 2/20  reward 0.200  accuracy 0.200  step_s 2.5",
+        "step 3/20  reward 0.300  accuracy 0.300  step_s 2.5",
+        "step 4/20  reward 0.400",
     ]
     assert "finished after 4 steps" in lines
+
+
+def test_after_a_resume_only_new_steps_are_printed_and_counted_on(tmp_path: Path) -> None:
+    with JsonlLogger(tmp_path) as logger:
+        for step in (1, 2, 3, 4):
+            logger.log(step, {"reward/mean": step / 10})
+    stream = io.StringIO()
+    view = PlainView(tmp_path, stream, first_step=3)
+    view.update(make_status(first_step=3, num_finished_steps=3))
+    assert stream.getvalue() == ""
+    view.update(make_status(first_step=3, num_finished_steps=4))
+    assert stream.getvalue() == "step 4/20  reward 0.400\n"
 
 
 def test_plain_lines_say_a_failure_once(tmp_path: Path) -> None:
@@ -152,7 +163,7 @@ def test_plain_lines_say_a_failure_once(tmp_path: Path) -> None:
 
 def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
     with JsonlLogger(tmp_path) as logger:
-        logger.log(0, {"reward/mean": 0.5})
+        logger.log(1, {"reward/mean": 0.5})
     buffer = io.BytesIO()
     stream = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
     PlainView(tmp_path, stream).close("finished")
@@ -161,8 +172,8 @@ def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
     with JsonlLogger(tmp_path) as logger:
-        for step in range(5):
-            logger.log(step, {"reward/mean": step / 4, "reward/accuracy": step / 8})
+        for step in range(1, 6):
+            logger.log(step, {"reward/mean": step / 5, "reward/accuracy": step / 10})
     (tmp_path / "logs").mkdir()
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "interrupted"))
@@ -182,11 +193,11 @@ def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
 
 def test_rewards_without_an_accuracy_have_no_curve_of_it(tmp_path: Path) -> None:
     with JsonlLogger(tmp_path) as logger:
-        logger.log(0, {"reward/mean": 40.0, "reward/excluded": 2})
+        logger.log(1, {"reward/mean": 40.0, "reward/excluded": 2})
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "finished"))
     assert "accuracy" not in console.export_text()
-    assert step_line({"step": 0, "reward/mean": 40.0, "reward/excluded": 2}, 3) == (
+    assert step_line({"step": 1, "reward/mean": 40.0, "reward/excluded": 2}, 3) == (
         "step 1/3  reward 40.000  excluded 2 (rewards that failed: logs/conductor.log)"
     )
 

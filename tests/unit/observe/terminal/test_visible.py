@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from polyrhythm.observe.terminal.text import first_cells, last_cells, prompt_text, visible
+from polyrhythm.observe.terminal.text import first_cells, last_cells, visible
 
 
 def test_commands_to_the_terminal_become_visible_characters() -> None:
@@ -23,7 +23,3 @@ def test_the_beginning_or_the_end_is_kept() -> None:
     assert first_cells("abcdef", 4) == "abc…"
     assert last_cells("abcdef", 4) == "…def"
     assert last_cells("日本語", 4) == "…語"
-
-
-def test_of_chat_messages_the_last_one_is_shown() -> None:
-    assert prompt_text([{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]) == "u"
