@@ -9,6 +9,7 @@ from polyrhythm.chaos.trainer import trainer_hooks
 from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
+from polyrhythm.interrupts import interrupts
 from polyrhythm.loader import RolloutLoader
 from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.activity import Activity
@@ -62,12 +63,18 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if ranks.is_first:
             store.publish(exported(trainer.policy), version=run.first_step)
             loader.announce(run.first_step)
-    train(loader, trainer, store, checkpoints, recorder)
-    leave_ranks()
-    if ranks.is_first:
-        with recorder.doing(Activity.SAVE):
-            checkpoints.save_last(config.num_steps)
-            save_policy(trainer.policy, run.model_dir, run.trained_model)
+    with interrupts.deferred():
+        try:
+            train(loader, trainer, store, checkpoints, recorder)
+        except KeyboardInterrupt:
+            if ranks.is_first:
+                checkpoints.save_interrupted()
+            raise
+        leave_ranks()
+        if ranks.is_first:
+            with recorder.doing(Activity.SAVE):
+                checkpoints.save_last(config.num_steps)
+                save_policy(trainer.policy, run.model_dir, run.trained_model)
 
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:

@@ -97,9 +97,23 @@ def run(parsed: argparse.Namespace) -> int:
             raise
         finally:
             view.close(outcome)
-            if outcome != "finished" and newest_whole_version(folder.checkpoints):
-                print(f"go on with it: polyrhythm train --resume {folder.path}", file=sys.stderr)
+            if outcome == "interrupted" or (outcome == "failed" and newest_whole_version(folder.checkpoints)):
+                print(_what_is_kept(folder, config), file=sys.stderr)
     return 0
+
+
+def _what_is_kept(folder: "RunFolder", config: "Config") -> str:
+    """One line for the end of a run that has not finished: where `--resume` would go on."""
+    from polyrhythm.weights.snapshot import newest_whole_version
+
+    kept, num_finished = newest_whole_version(folder.checkpoints), folder.num_finished_steps()
+    if kept:
+        later = f" ({num_finished} are finished, but have no checkpoint)" if num_finished > kept else ""
+        return f"step {kept} of {config.num_steps} is kept{later}: polyrhythm train --resume {folder.path}"
+    if num_finished == 0:
+        return "no step was finished: there is nothing to go on from"
+    why = "training.checkpoint_every=0 writes none" if config.training.checkpoint_every == 0 else "none was written"
+    return f"step {num_finished} of {config.num_steps} was finished, but there is no checkpoint to go on from: {why}"
 
 
 def _new_run(config: "Config") -> "RunFolder":

@@ -92,6 +92,11 @@ class RunFolder:
     def credentials(self) -> Credentials:
         return Credentials(self._read(CREDENTIALS_FILE))
 
+    def num_finished_steps(self) -> int:
+        """Of the whole run: what it logged before it was resumed is still there."""
+        metrics = self.path / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
     @property
     def model_dir(self) -> Path:
         return Path(self._read("run.json")["model_dir"])

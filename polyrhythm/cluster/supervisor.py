@@ -28,6 +28,8 @@ POLL_S = 0.2
 END_DEADLINE_S = 5.0
 SETTLE_S = 0.5
 STATUS_DEADLINE_S = 2.0
+MIN_CHECKPOINT_DEADLINE_S = 30.0
+SLOW_DISK_BYTES_PER_S = 50e6
 
 
 class Supervisor:
@@ -41,6 +43,7 @@ class Supervisor:
         self.view: View = NoView()
         self.conductor: RunProcess | None = None
         self.ranks: list[RunProcess] = []
+        self._insisted = False
         self.stopped = StoppedProcesses(folder.path)
         self.engines = EngineProcesses(folder, launcher, threads.engine, config.cluster.max_restarts, self.note)
         self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
@@ -58,8 +61,8 @@ class Supervisor:
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self.close(is_interrupted=error is KeyboardInterrupt)
 
     @property
     def processes(self) -> list[RunProcess]:
@@ -88,16 +91,41 @@ class Supervisor:
             print(datetime.now().isoformat(sep=" ", timespec="seconds"), line, file=log)
         self.view.note(line)
 
-    def close(self) -> None:
-        """Ask every process to end, then insist. It takes seconds: a second Ctrl-C must not leave processes behind."""
-        with signals_handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    def close(self, is_interrupted: bool = False) -> None:
+        """Ask every process to end, then insist; a second Ctrl-C insists at once. No process is left behind.
+
+        The first rank has time to write a checkpoint, and the conductor stays for that: the rank may be closing a step.
+        """
+        with signals_handled(self._insist, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if is_interrupted:
+                self.note("ending, and keeping the last finished step; Ctrl-C again ends at once")
             self.stopped.close()
             for process in self.processes:
-                process.ask_to_end()
+                if process is not self.conductor:
+                    process.ask_to_end()
+            self._wait_for_checkpoint()
+            for process in self.processes:
+                if self._insisted and process is not self.conductor:  # it alone has children, and ends them first
+                    process.kill()
+                else:
+                    process.ask_to_end()
             until = time.monotonic() + END_DEADLINE_S
             for process in self.processes:
                 process.end(max(0.1, until - time.monotonic()))
             self.folder.remove_snapshots()
+
+    def _insist(self, *_: object) -> None:
+        self._insisted = True
+
+    def _wait_for_checkpoint(self) -> None:
+        until = time.monotonic() + self._checkpoint_deadline_s()
+        while not self._insisted and time.monotonic() < until and any(r.returncode is None for r in self.ranks[:1]):
+            time.sleep(0.02)
+
+    def _checkpoint_deadline_s(self) -> float:
+        """Policy and two moments in fp32, where the model's file may have 16 bits."""
+        num_bytes = 6 * sum(file.stat().st_size for file in self.folder.model_dir.glob("*.safetensors"))
+        return MIN_CHECKPOINT_DEADLINE_S + num_bytes / SLOW_DISK_BYTES_PER_S
 
     def _start(self, name: str, role: Literal["conductor", "trainer"], num_threads: int, *arguments: str) -> RunProcess:
         return self.launcher.start(ProcessSpec(name, role, command_of(self.folder, *arguments), num_threads))

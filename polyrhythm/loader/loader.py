@@ -8,6 +8,7 @@ import msgspec
 from polyrhythm.algorithms.advantages import ADVANTAGES
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
+from polyrhythm.interrupts import interrupts
 from polyrhythm.loader.client import LONG_POLL_S, ConductorClient
 from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.activity import Activity
@@ -51,7 +52,7 @@ class RolloutLoader:
     def steps(self) -> Iterator["Step"]:
         """Consumes nothing, produces one Step per period, waits until the engines have proved that they hold its version."""
         for version in range(self.first_step, self.config.num_steps):
-            with self.recorder.doing(Activity.LOAD):
+            with interrupts.allowed(), self.recorder.doing(Activity.LOAD):
                 self.source.wait_for_engines(version, self._load_deadline_s())
             yield Step(self, version)
 
@@ -95,7 +96,7 @@ class Step:
         if not self._has_all and self._num_fitting(self._ready) == len(self._ready):  # there is room for more
             self._poll(wait_s=0.0)
         while not self._may_start():
-            with self.loader.recorder.doing(Activity.WAIT):
+            with interrupts.allowed(), self.loader.recorder.doing(Activity.WAIT):
                 self._poll(wait_s=LONG_POLL_S)
         num_taken = self._num_fitting(self._ready)
         taken, self._ready = self._ready[:num_taken], self._ready[num_taken:]

@@ -11,6 +11,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import named_weights, whole
+from polyrhythm.weights.snapshot import newest_whole_version
 from polyrhythm.weights.store import SnapshotError, WeightStore
 
 NUM_KEPT = 2
@@ -23,8 +24,11 @@ class Checkpoints:
         self.store = WeightStore(root, keep=NUM_KEPT)
         self.trainer = trainer
         self.every = every
+        self._finished, self._num_updates = 0, 0
 
     def save_if_due(self, version: int) -> None:
+        """The policy is now `version`, and the step that made it is committed."""
+        self._remember(version)
         if self.every and version % self.every == 0:
             with self.trainer.recorder.doing(Activity.CHECKPOINT):
                 self.save(version)
@@ -33,6 +37,15 @@ class Checkpoints:
         """At the end of a run, which can then be given more steps."""
         if self.every and version % self.every:
             self.save(version)
+
+    def save_interrupted(self) -> None:
+        """Write the last finished step before the process ends, if the policy still is what that step made.
+
+        After the first of several updates it is not: then the checkpoints that are there must do.
+        """
+        is_intact = self.trainer.optimizer.num_updates == self._num_updates
+        if self.every and is_intact and self._finished > newest_whole_version(self.store.root):
+            self.save(self._finished)
 
     def save(self, version: int) -> None:
         self.store.publish((whole(name, tensor) for name, tensor in self._tensors().items()), version)
@@ -45,6 +58,10 @@ class Checkpoints:
                 f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
             ) from None
         self.trainer.optimizer.num_updates = int(tensors["num_updates"])
+        self._remember(version)
+
+    def _remember(self, version: int) -> None:
+        self._finished, self._num_updates = version, self.trainer.optimizer.num_updates
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         optimizer = self.trainer.optimizer

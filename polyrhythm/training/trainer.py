@@ -15,6 +15,7 @@ from polyrhythm.algorithms.loss import LossInputs, LossOutputs
 from polyrhythm.algorithms.losses import find_loss
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
+from polyrhythm.interrupts import interrupts
 from polyrhythm.observe.activity import Activity, seconds_metric
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
@@ -94,7 +95,7 @@ class Trainer:
 
     def forward_backward(self, micro_batch: MicroBatch) -> None:
         """Add the gradient of the micro-batch's summed loss to the parameters' gradients."""
-        with self.recorder.doing(Activity.FORWARD_BACKWARD):
+        with interrupts.allowed(), self.recorder.doing(Activity.FORWARD_BACKWARD):
             self._refuse_other_versions(micro_batch)
             kept = []
             for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
@@ -112,7 +113,7 @@ class Trainer:
     def optim_step(self) -> None:
         """Divide by what the micro-batches of all ranks added to the divisor, clip, update."""
         if self.ranks.num > 1:
-            with self.recorder.doing(Activity.REDUCE):
+            with interrupts.allowed(), self.recorder.doing(Activity.REDUCE):
                 divisor = torch.tensor(self.divisor, dtype=torch.float64, device=self.device)
                 self.ranks.add_up([*self.optimizer.gradients(), divisor])
                 self.divisor = float(divisor)

@@ -1,5 +1,8 @@
 """Who is blamed when a run ends badly, with shell commands in place of conductor and ranks."""
 
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -73,3 +76,28 @@ def test_a_process_that_failed_after_another_is_not_blamed(tmp_path, monkeypatch
     assert len(lines) == len(named)
     assert isinstance(caught.value, UserError) is (MISTAKEN in (conductor, *ranks))
     assert all(line.startswith(start) for line, start in zip(lines, named, strict=True)), lines
+
+
+def test_a_second_ctrl_c_ends_processes_that_do_not_listen_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "model_dir", tmp_path)
+    monkeypatch.setattr(RunFolder, "remove_snapshots", lambda self: None)
+    monkeypatch.setattr(supervisor, "MIN_CHECKPOINT_DEADLINE_S", 3600.0)
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    deaf = ["sh", "-c", "trap '' TERM; echo deaf; while true; do sleep 0.1; done"]
+    launcher = LocalLauncher(folder)
+    run = Supervisor(folder, Config(), CorePlan(num_cores=2, engine=1, trainer=1), launcher)
+    run.conductor = launcher.start(ProcessSpec("conductor", "conductor", deaf))
+    run.ranks = [launcher.start(ProcessSpec("trainer", "trainer", deaf))]
+    while not all(process.log.read_text() for process in run.processes):
+        time.sleep(0.01)
+    said = []
+
+    def note(line: str) -> None:
+        said.append(line)
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+
+    run.note = note
+    run.close(is_interrupted=True)
+    assert [process.returncode for process in run.processes] == [-signal.SIGKILL] * 2
+    assert said == ["ending, and keeping the last finished step; Ctrl-C again ends at once"]

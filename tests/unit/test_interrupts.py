@@ -1,0 +1,101 @@
+"""Where a signal may end the trainer, and where it has to wait."""
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from polyrhythm.cluster.signals import signals_handled
+from polyrhythm.config import load_config
+from polyrhythm.interrupts import interrupts
+from polyrhythm.loader import RolloutLoader
+from polyrhythm.observe.recorder import ActivityRecorder
+from polyrhythm.train import train
+from polyrhythm.training.checkpoint import Checkpoints
+from polyrhythm.training.trainer import Trainer
+from polyrhythm.weights.store import WeightStore
+from tests.conftest import ScriptedSource, build_tiny_model, make_group
+
+
+@pytest.fixture(autouse=True)
+def handled() -> Iterator[None]:
+    interrupts._has_come = False
+    with signals_handled(interrupts.handle, signal.SIGTERM):
+        yield
+    interrupts._has_come = False
+
+
+class InterruptedSource(ScriptedSource):
+    """A signal comes at one of the moments that the script writes down."""
+
+    def __init__(self, moment: str):
+        super().__init__([])
+        self.moment = moment
+
+    def published(self, version: int, metrics: dict[str, float]) -> None:
+        super().published(version, metrics)
+        self._interrupt(f"published {version}")
+
+    def wait_for_engines(self, version: int, deadline_s: float) -> None:
+        super().wait_for_engines(version, deadline_s)
+        self.arrivals = [[make_group(position, step=version) for position in pair] for pair in ((0, 1), (2, 4))]
+        self._interrupt(f"engines hold {version}")
+
+    def groups(self, version: int, offset: int, until: int, wait_s: float):
+        reply = super().groups(version, offset, until, wait_s)
+        if wait_s > 0 and reply.groups:
+            self._interrupt(f"groups {offset} of {version}")
+        return reply
+
+    def _interrupt(self, moment: str) -> None:
+        if moment == self.moment:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def interrupted_at(moment: str, tmp_path, every: int = 100, updates_per_step: int = 1) -> tuple[list[int], list[str]]:
+    """The versions of the checkpoints that are there after the signal, and what the trainer had said until then."""
+    rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 9}
+    training = {"checkpoint_every": every, "updates_per_step": updates_per_step}
+    config = load_config([], {"num_steps": 4, "rollout": rollout, "training": training})
+    trainer, source = Trainer(config, build_tiny_model("llama")), InterruptedSource(moment)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every)
+    with interrupts.deferred():
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                RolloutLoader(source, config), trainer, WeightStore(tmp_path / "weights"), checkpoints,
+                ActivityRecorder("trainer"),
+            )  # fmt: skip
+        checkpoints.save_interrupted()
+    return checkpoints.store.versions(), source.events
+
+
+@pytest.mark.parametrize("moment", ["published 2", "engines hold 2", "groups 0 of 2", "groups 2 of 2"])
+def test_the_last_finished_step_is_written_wherever_the_next_one_is(tmp_path, moment):
+    versions, events = interrupted_at(moment, tmp_path)
+    assert versions == [2]
+    assert "published 2" in events and "published 3" not in events
+
+
+def test_a_signal_while_a_step_is_closed_waits_for_the_checkpoint_that_is_due(tmp_path):
+    versions, events = interrupted_at("published 2", tmp_path, every=2)
+    assert versions == [2] and events[-1] == "published 2"
+
+
+def test_before_the_first_finished_step_nothing_is_written(tmp_path):
+    assert interrupted_at("groups 2 of 0", tmp_path)[0] == []
+
+
+def test_who_wants_no_checkpoints_gets_none(tmp_path):
+    assert interrupted_at("groups 0 of 2", tmp_path, every=0)[0] == []
+
+
+def test_after_the_first_of_several_updates_the_finished_step_is_gone_and_no_mixture_is_written(tmp_path):
+    assert interrupted_at("groups 0 of 3", tmp_path, every=2, updates_per_step=2)[0] == [2, 3], "no update was made yet"
+    interrupts._has_come = False
+    assert interrupted_at("groups 2 of 3", tmp_path / "other", every=2, updates_per_step=2)[0] == [2]
+
+
+def test_a_second_signal_does_not_disturb_who_is_ending():
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
