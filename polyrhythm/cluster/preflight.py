@@ -1,4 +1,4 @@
-"""What can be checked before any process starts: the task, its reward, and that every prompt fits."""
+"""What can be checked before any process starts: the task, what its rewards need, and that every prompt fits."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.switch import kernels_off
-from polyrhythm.rewards.functions import check_importable, choose_rewards
+from polyrhythm.rewards.functions import check_columns, choose_rewards, import_in_worker
 from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
 
@@ -18,7 +18,10 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
     task = make_task(config.task)
-    check_importable(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
+    signatures = import_in_worker(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
+    problems = ProblemStream(task, config.seed).take(0, task.num_problems or NUM_ENDLESS_CHECKED)
+    for problem in problems:
+        check_columns(signatures, problem)
     if model_dir is None:
         return
     tokenizer = Tokenizer(model_dir)
@@ -27,8 +30,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
         raise UserError(f"engine.context_length={config.engine.context_length} is more than the "
                         f"{tokenizer.context_length} tokens of model={config.model!r}: lower it")  # fmt: skip
     or_longer = ", or raise engine.context_length" if limit < tokenizer.context_length else ""
-    stream = ProblemStream(task, config.seed)
-    for problem in stream.take(0, task.num_problems or NUM_ENDLESS_CHECKED):
+    for problem in problems:
         num_tokens = len(tokenizer.encode(problem.prompt))
         if num_tokens + config.rollout.max_tokens > limit:
             raise UserError(

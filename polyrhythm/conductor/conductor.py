@@ -293,7 +293,7 @@ class Conductor:
             )  # fmt: skip
             await dispatcher.run()
             if step.num_scored == 0:
-                raise RunError(f"every reward of step {step.number} failed, for example: {step.reward_errors[0]}")
+                raise RunError(f"every reward of step {step.number} failed, for example: {step.reward_errors.example}")
         except RunError as error:
             self.fail(str(error))
         except Exception as error:  # a defect of ours: say it everywhere instead of leaving the trainer to wait

@@ -11,7 +11,8 @@ from typing import Any
 import polyrhythm
 from polyrhythm.config import RewardConfig
 from polyrhythm.errors import UserError
-from polyrhythm.rewards.sandbox.frames import Hello, split_frame
+from polyrhythm.rewards.sandbox.frames import Hello, RewardSignature, split_frame
+from polyrhythm.types import Problem
 from polyrhythm.user_code import import_attribute
 
 START_DEADLINE_S = 60.0
@@ -52,8 +53,8 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
     return function
 
 
-def check_importable(rewards: dict[str, float], memory_mb: int = 0) -> None:
-    """Raise UserError unless a worker, with its scrubbed environment and its limits, can import the rewards."""
+def import_in_worker(rewards: dict[str, float], memory_mb: int = 0) -> list[RewardSignature]:
+    """What the rewards need; UserError unless a worker, with its scrubbed environment and its limits, can import them."""
     named = " and ".join(map(repr, rewards))
     try:
         done = subprocess.run(
@@ -72,6 +73,19 @@ def check_importable(rewards: dict[str, float], memory_mb: int = 0) -> None:
         raise UserError(f"reward {named} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
     if hello.error is not None:
         raise UserError(hello.error)
+    return hello.signatures
+
+
+def check_columns(signatures: list[RewardSignature], problem: Problem) -> None:
+    """Raise UserError if a reward cannot be called with what the problem has."""
+    for signature in signatures:
+        missing = [name for name in signature.required if name not in problem.columns]
+        if missing:
+            there_are = f"only {', '.join(problem.columns)}" if problem.columns else "none"
+            raise UserError(
+                f"reward {signature.function!r} needs the column {missing[0]!r}, and problem {problem.index} has "
+                f"{there_are}: add it to the problems, or give the parameter {missing[0]!r} a default"
+            )
 
 
 def worker_command(rewards: dict[str, float], memory_mb: int) -> list[str]:

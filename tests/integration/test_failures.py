@@ -68,7 +68,19 @@ def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward
     excluded = sum(row["reward/excluded"] for row in outcome.metrics())
     assert 0 < excluded < 2 * 6 * 4
     assert "rewards that failed" in outcome.output
-    assert "rewards failed: " in (outcome.run_dir / "logs" / "conductor.log").read_text()
+    log = (outcome.run_dir / "logs" / "conductor.log").read_text()
+    assert "rewards failed in step 1" in log
+    assert ("in raises_at_times\n" in log) == (reward == "raises_at_times"), "the traceback of what was raised"
+    assert log.count("Traceback") <= 2, "once per step"
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_a_reward_whose_column_is_missing_is_refused_before_anything_starts(cli, dry_run):
+    (cli.work_dir / "picky.py").write_text("def score(completions, solution): return [1.0]\n")
+    outcome = cli.run(*cli.arguments(reward__functions='["picky:score"]'), *dry_run)
+    assert outcome.returncode == 2 and outcome.run_dir is None
+    assert "reward 'picky:score' needs the column 'solution', and problem " in outcome.output
+    assert "has only answer" in outcome.output
 
 
 def test_a_reward_that_always_fails_ends_the_run_and_says_so(cli):

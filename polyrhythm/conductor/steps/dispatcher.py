@@ -85,6 +85,9 @@ class Dispatcher:
                     await self._pool.changed.wait(min(TICK_S, self._queue.seconds_to_next(now_s)))
         except* RunError as group:
             raise RunError(str(group.exceptions[0])) from group
+        finally:
+            for text in self._step.reward_errors.report(self._step.number):
+                log.warning("%s", text)
 
     def _send_what_fits(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
         while (work := self._queue.peek(now_s)) is not None:
@@ -250,8 +253,7 @@ class Dispatcher:
             ]
         results = [score.result() for score in scores]
         self._step.num_scored += sum(result.reward is not None for result in results)
-        errors = [result.error for result in results if result.error is not None]
-        for error in sorted(set(errors)):
-            log.warning("problem %d: %d of its rewards failed: %s", problem.index, errors.count(error), error)
-        self._step.reward_errors += errors
+        for result in results:
+            if result.reward is None:
+                self._step.reward_errors.add(problem.index, result)
         return [result.reward for result in results]

@@ -7,6 +7,7 @@ from typing import Literal
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.conductor.steps.ledger import Ledger
+from polyrhythm.conductor.steps.reward_errors import RewardErrors
 from polyrhythm.types import Group, Problem, Rollout
 
 
@@ -38,7 +39,7 @@ class Step:
     num_hedged: int = 0
     num_replaced: int = 0
     num_scored: int = 0
-    reward_errors: list[str] = field(default_factory=list)
+    reward_errors: RewardErrors = field(default_factory=RewardErrors)
     metrics: dict[str, float] | None = None
     """What was logged for it; None until it is committed."""
 

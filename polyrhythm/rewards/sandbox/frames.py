@@ -11,10 +11,18 @@ MAX_FRAME_BYTES = 64 * 2**20
 T = TypeVar("T")
 
 
+class RewardSignature(msgspec.Struct, frozen=True):
+    """A reward function and the columns that it cannot be called without."""
+
+    function: str
+    required: list[str]
+
+
 class Hello(msgspec.Struct, frozen=True):
-    """The worker's first frame: the reward is imported, or why it is not."""
+    """The worker's first frame: the rewards are imported and need these columns, or why they are not."""
 
     error: str | None
+    signatures: list[RewardSignature] = []
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
@@ -25,10 +33,13 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
 
 class RewardResult(msgspec.Struct, frozen=True):
-    """The reward, or None and what went wrong."""
+    """The reward, or None and what went wrong: in one line, and the traceback if the user's code has raised it."""
 
     reward: float | None
     error: str | None = None
+    traceback: str | None = None
+    origin: str = ""
+    """The type of the error and the line that raised it: equal for errors that differ in their values alone."""
 
 
 def pack_frame(message: msgspec.Struct) -> bytes:

@@ -18,10 +18,18 @@ from typing import Any
 
 from polyrhythm.errors import UserError
 from polyrhythm.rewards.functions import resolve_reward
-from polyrhythm.rewards.sandbox.frames import Hello, RewardResult, ScoreRequest, pack_frame, read_frame
+from polyrhythm.rewards.sandbox.failure import failure_of
+from polyrhythm.rewards.sandbox.frames import (
+    Hello,
+    RewardResult,
+    RewardSignature,
+    ScoreRequest,
+    pack_frame,
+    read_frame,
+)
 from polyrhythm.types import ChatMessage
 
-MAX_ERROR_CHARS = 500
+ALWAYS_OFFERED = ("prompts", "completions", "completion_ids")
 MAX_FILE_BYTES = 2**30
 MAX_OPEN_FILES = 256
 PR_SET_PDEATHSIG = 1
@@ -39,12 +47,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     try:
-        score = make_scorer({resolve_reward(name): weight for name, weight in json.loads(sys.argv[1]).items()})
+        rewards = {name: (resolve_reward(name), weight) for name, weight in json.loads(sys.argv[1]).items()}
     except UserError as error:
         results.write(pack_frame(Hello(error=str(error))))
         results.flush()
         return
-    results.write(pack_frame(Hello(error=None)))
+    signatures = [RewardSignature(name, required_columns(reward)) for name, (reward, _) in rewards.items()]
+    score = make_scorer(list(rewards.values()))
+    results.write(pack_frame(Hello(error=None, signatures=signatures)))
     results.flush()
     while (request := read_frame(requests, ScoreRequest)) is not None:
         results.write(pack_frame(score(request)))
@@ -66,9 +76,9 @@ def limit_resources(memory_mb: int) -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def make_scorer(rewards: dict[Callable[..., Any], float]) -> Callable[[ScoreRequest], RewardResult]:
+def make_scorer(rewards: list[tuple[Callable[..., Any], float]]) -> Callable[[ScoreRequest], RewardResult]:
     """A function that adds up the rewards, each times its weight; if one of them fails, there is no sum."""
-    weighted = [(make_caller(reward), weight) for reward, weight in rewards.items()]
+    weighted = [(make_caller(reward), weight) for reward, weight in rewards]
 
     def score(request: ScoreRequest) -> RewardResult:
         offered = {name: [value] for name, value in request.columns.items()}
@@ -80,8 +90,7 @@ def make_scorer(rewards: dict[Callable[..., Any], float]) -> Callable[[ScoreRequ
         try:
             return RewardResult(reward=sum(weight * call(offered) for call, weight in weighted))
         except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
-            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
-            return RewardResult(reward=None, error=said.encode(errors="replace").decode())
+            return failure_of(error)
 
     return score
 
@@ -97,6 +106,17 @@ def make_caller(reward: Callable[..., Any]) -> Callable[[dict[str, Any]], float]
         return single_number(asyncio.run(result) if inspect.iscoroutine(result) else result)
 
     return call
+
+
+def required_columns(reward: Callable[..., Any]) -> list[str]:
+    """The parameters without a default that only a problem can give."""
+    return [
+        parameter.name
+        for parameter in inspect.signature(reward).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in ALWAYS_OFFERED
+    ]
 
 
 def _in_the_form_of(prompt: str | list[ChatMessage], text: str) -> str | list[ChatMessage]:

@@ -25,3 +25,27 @@ def test_a_switch_of_kernels_that_means_nothing_is_refused_before_any_process_st
     monkeypatch.setenv("POLYRHYTHM_KERNELS", "none")
     with pytest.raises(UserError, match="POLYRHYTHM_KERNELS='none'"):
         check_run(Config(), None)
+
+
+def test_a_reward_whose_column_one_problem_lacks_is_refused_before_the_start(tmp_path: Path, monkeypatch):
+    (tmp_path / "picky.py").write_text("def score(completions, answer, hint='', **others): return [1.0]\n")
+    monkeypatch.chdir(tmp_path)
+    config = config_with_reward(tmp_path, "picky:score", memory_mb=0)
+    with pytest.raises(
+        UserError, match="reward 'picky:score' needs the column 'answer', and problem 0 has none: add it"
+    ):
+        check_run(config, None)
+    lines = ['{"prompt": "1 plus 1 is", "answer": 2}'] * 70 + ['{"prompt": "1 plus 2 is", "gold": 3, "level": 1}']
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UserError, match="needs the column 'answer', and problem 70 has only gold, level: add it"):
+        check_run(config, None)
+    (tmp_path / "problems.jsonl").write_text("\n".join(lines[:70]))
+    check_run(config, None)
+
+
+def test_the_columns_of_a_task_without_an_end_are_checked_too(tmp_path: Path, monkeypatch):
+    (tmp_path / "picky.py").write_text("def score(completions, digits): return [1.0]\n")
+    monkeypatch.chdir(tmp_path)
+    config = Config.model_validate({"reward": {"functions": ["picky:score"]}})
+    with pytest.raises(UserError, match="'picky:score' needs the column 'digits', and problem 0 has only answer"):
+        check_run(config, None)

@@ -237,6 +237,27 @@ async def test_a_sample_says_what_it_is_of_and_how_long(make_stage):
     assert sample["completion_tokens"] == 2 and sample["finish_reason"] == "stop"
 
 
+async def test_reward_errors_are_logged_once_per_kind_with_a_count_and_the_traceback(make_stage, caplog):
+    stage = await make_stage()
+
+    def fails_often(columns, ids) -> RewardResult:
+        if columns["answer"] == 3:
+            return RewardResult(None, "the reward took longer than 1 s")
+        if columns["answer"] == 0:
+            return RewardResult(1.0)
+        return RewardResult(None, f"ValueError: {ids}", "Traceback: line 5", origin="ValueError mine.py:5")
+
+    stage.scorer.reward = fails_often
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.until(lambda: "rewards failed" in caplog.text)
+    said = sorted(record.getMessage() for record in caplog.records if "rewards failed" in record.getMessage())
+    assert len(said) == 2
+    assert said[0] == "2 rewards failed in step 1, first for problem 3: the reward took longer than 1 s"
+    assert said[1].startswith("4 rewards failed in step 1, first for problem 1: ValueError: [")
+    assert said[1].endswith("\nTraceback: line 5")
+
+
 async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_stage):
     stage = await make_stage()
     stage.scorer.reward = lambda columns, ids: RewardResult(None, "KeyError: 'gold'")

@@ -37,6 +37,22 @@ def raises(completions):
     raise KeyError("no such answer")
 
 
+def bare_assert(completions, answer=None):
+    assert completions[0] == answer  # no message
+
+
+def raises_deep_inside(completions):
+    return [_parse(text) for text in completions]
+
+
+def _parse(text):
+    return int(text + "x")
+
+
+def needs_two(completions, answer, *, unit, prompts=None, hint="", **others):
+    return 1
+
+
 def raises_half_a_character(completions):
     raise ValueError("\ud800")
 

@@ -8,7 +8,7 @@ import pytest
 
 from polyrhythm.config import RewardConfig
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.rewards.functions import check_importable, choose_rewards, resolve_reward
+from polyrhythm.rewards.functions import choose_rewards, import_in_worker, resolve_reward
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
 
@@ -76,6 +76,28 @@ async def test_a_reward_that_fails_excludes_its_rollout_and_says_why(name, error
     result = await score(name)
     assert result.reward is None
     assert error in str(result.error)
+
+
+async def test_an_assert_without_a_message_shows_the_line_that_failed():
+    result = await score("bare_assert")
+    assert result.error is not None
+    assert result.error.startswith("AssertionError: assert completions[0] == answer  # no message (reward_samples.py:")
+
+
+async def test_the_traceback_leads_through_the_code_of_the_reward_and_through_nothing_of_ours():
+    result = await score("raises_deep_inside")
+    assert result.error is not None and result.error.startswith("ValueError: invalid literal for int()")
+    assert result.traceback is not None and result.traceback.startswith("Traceback (most recent call last):")
+    assert "in raises_deep_inside" in result.traceback and "in _parse" in result.traceback
+    assert "worker.py" not in result.traceback
+    assert result.traceback.endswith("'4x'")
+
+
+async def test_errors_of_one_line_have_one_origin_whatever_their_values():
+    async with RewardPool({f"{SAMPLES}:raises_deep_inside": 1.0}, num_workers=1, deadline_s=20) as rewards:
+        results = [await rewards.score({}, "", text, []) for text in ("a", "b")]
+    assert results[0].error != results[1].error and results[0].origin == results[1].origin
+    assert (await score("raises")).origin != results[0].origin
 
 
 async def test_a_reward_that_hangs_is_killed_and_the_pool_goes_on():
@@ -153,7 +175,7 @@ def test_a_reward_that_is_not_there_is_the_users_error(spec, message):
     with pytest.raises(UserError) as resolved:
         resolve_reward(spec)
     with pytest.raises(UserError) as checked:
-        check_importable({spec: 1.0})
+        import_in_worker({spec: 1.0})
     assert message in str(resolved.value)
     assert message in str(checked.value)
 
@@ -162,11 +184,21 @@ def test_a_module_that_ends_the_process_on_import_is_the_users_error(tmp_path, m
     (tmp_path / "quits.py").write_text("import os\nos.write(2, b'cannot go on')\nos._exit(3)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"\(exit code 3\) on importing it: cannot go on"):
-        check_importable({"quits:f": 1.0})
+        import_in_worker({"quits:f": 1.0})
+
+
+def test_a_worker_says_which_columns_a_reward_cannot_do_without():
+    rewards = {f"{SAMPLES}:{name}": 1.0 for name in ("exact", "needs_two", "everything", "asynchronous")}
+    assert [(s.function, s.required) for s in import_in_worker(rewards)] == [
+        (f"{SAMPLES}:exact", ["answer"]),
+        (f"{SAMPLES}:needs_two", ["answer", "unit"]),
+        (f"{SAMPLES}:everything", []),
+        (f"{SAMPLES}:asynchronous", []),
+    ]
 
 
 def test_a_good_reward_passes_the_check():
-    check_importable({f"{SAMPLES}:exact": 1.0})
+    import_in_worker({f"{SAMPLES}:exact": 1.0})
     assert resolve_reward(f"{SAMPLES}:exact")(["a"], ["a"]) == [1.0]
     assert os.getcwd() in sys.path or "" in sys.path
 
