@@ -1,6 +1,7 @@
 """The commands. Heavy imports happen inside them, so that `--help` answers at once."""
 
 import argparse
+import difflib
 import importlib
 import sys
 
@@ -48,9 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _explain_unknown(argument: str, command: str) -> str:
     if command == "train" and argument.startswith("--"):
+        from polyrhythm.cli.train import OWN_FLAGS
         from polyrhythm.config import explain_unknown
 
-        return explain_unknown(argument.removeprefix("--").split("=")[0])
+        flag = argument.split("=")[0]
+        if close := difflib.get_close_matches(flag, OWN_FLAGS, n=1, cutoff=0.8):
+            return f"unknown argument {argument}: did you mean {close[0]}?"
+        return explain_unknown(flag.removeprefix("--"))
     return f"unknown argument {argument}: `polyrhythm {command} --help` lists what there is"
 
 

@@ -12,9 +12,12 @@ from polyrhythm.errors import UserError
 
 if TYPE_CHECKING:
     from polyrhythm.cluster.run_folder import RunFolder
+    from polyrhythm.conductor.engines.cores import CorePlan
     from polyrhythm.config import Config
 
 
+OWN_FLAGS = ("--dry-run", "--resume", "--chaos")
+"""All others are keys of the configuration."""
 USAGE = "polyrhythm train [FILE ...] [--key value ...] [--dry-run]"
 HELP = f"""\
 usage: {USAGE}
@@ -55,14 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     from polyrhythm.chaos.plan import check_ranks, keep_plan, read_plan
-    from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
+    from polyrhythm.cluster.cores import num_cores, plan_threads
     from polyrhythm.cluster.launcher import make_launcher
-    from polyrhythm.cluster.preflight import check_run
     from polyrhythm.cluster.signals import signals_handled
     from polyrhythm.cluster.supervisor import Supervisor
     from polyrhythm.config import load_config, load_resumed_config, read_flags
     from polyrhythm.observe.terminal.view import make_view
-    from polyrhythm.weights.pretrained import find_model
     from polyrhythm.weights.snapshot import newest_whole_version
 
     if parsed.resume and parsed.config:
@@ -75,12 +76,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.chaos:
         check_ranks(read_plan(parsed.chaos), config.training.rank_names)
     if parsed.dry_run:
-        check_run(config, find_model(config.model))
-        print(json.dumps(config.model_dump(), indent=2))
-        print(f"\nwould start: conductor (1 thread), {config.cluster.num_engines} x engine ({threads.engine} threads each), "
-              f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
-              f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
-        return 0
+        return _dry_run(config, threads)
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
     keep_plan(parsed.chaos, folder.path)
     if config.observe.view != "none":
@@ -114,6 +110,22 @@ def _what_is_kept(folder: "RunFolder", config: "Config") -> str:
         return "no step was finished: there is nothing to go on from"
     why = "training.checkpoint_every=0 writes none" if config.training.checkpoint_every == 0 else "none was written"
     return f"step {num_finished} of {config.num_steps} was finished, but there is no checkpoint to go on from: {why}"
+
+
+def _dry_run(config: "Config", threads: "CorePlan") -> int:
+    from polyrhythm.cluster.cores import cores_follow_demand, num_cores
+    from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.weights.pretrained import find_model
+
+    model_dir = find_model(config.model)
+    check_run(config, model_dir)
+    print(json.dumps(config.model_dump(), indent=2))
+    print(f"\nwould start: conductor (1 thread), {config.cluster.num_engines} x engine ({threads.engine} threads each), "
+          f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
+          f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
+    if model_dir is None:
+        print(f"would fetch: {config.model}; whether every prompt fits its context is known then")
+    return 0
 
 
 def _new_run(config: "Config") -> "RunFolder":

@@ -28,8 +28,12 @@ def read_flags(source: CliSettingsSource, parsed: argparse.Namespace) -> dict[st
     """What was set by flags, nested like the configuration."""
     try:
         return source(parsed_args=parsed)()
-    except SettingsError as error:
-        raise UserError(f"{error}: write JSON, such as --task.options '{{\"digits\": 2}}'") from None
+    except SettingsError as error:  # "Parsing error encountered for task.options: ..."
+        key = str(error).partition(" for ")[2].partition(":")[0]
+        raise UserError(
+            f"--{key} cannot be read: write JSON, such as --task.options '{{\"digits\": 2}}' "
+            "or --reward.functions '[\"my_rewards:score\"]'"
+        ) from None
 
 
 def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Config:
