@@ -16,10 +16,11 @@ def run(parsed: argparse.Namespace) -> int:
     from polyrhythm import train
     from polyrhythm.cluster.signals import signals_handled
     from polyrhythm.interrupts import interrupts
+    from polyrhythm.kernels.spinning import SpinControl
 
     folder, config = join_run(parsed)
     if not 0 <= parsed.rank < config.training.num_ranks:
         raise UserError(f"--rank {parsed.rank}: from 0 to {config.training.num_ranks - 1}, see training.num_ranks")
-    with signals_handled(interrupts.handle, signal.SIGTERM, signal.SIGINT):
+    with signals_handled(interrupts.handle, signal.SIGTERM, signal.SIGINT), SpinControl():
         train.run_trainer(folder, config, parsed.rank)
     return 0

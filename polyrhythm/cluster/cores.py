@@ -33,7 +33,8 @@ def process_environment(num_threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
         # A waiting thread must not take the core another process could use, but waking a sleeping one for every small
-        # operation costs a fifth of the time on virtual machines: it looks for work for about 0.1 ms before it sleeps.
+        # operation costs a fifth of the time on virtual machines: it looks for work for about 0.1 ms before it sleeps,
+        # unless the machine is crowded (kernels/spinning.py).
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "10000",
         "MKL_CBWR": "AUTO,STRICT",  # matrix products give the same bits for any batch size and number of threads

@@ -36,6 +36,7 @@ WITHOUT_DEADLINE = {
     ("conductor/service.py", "run"): LIFE,
     ("conductor/service.py", "asyncio.wait([run])"): "the task was cancelled; what it awaits is bounded",
     ("engine/server.py", "asyncio.Event().wait()"): LIFE,
+    ("kernels/spinning.py", "self._closed.wait()"): "a daemon thread that lives until it is closed",
     (
         "cluster/local_processes.py",
         "os.read(sys.stdin.fileno(), 4096)",

@@ -24,6 +24,7 @@ from polyrhythm.engine.embedded.sampler import Draws, Sampler
 from polyrhythm.engine.embedded.scheduler import ActiveRequest, NewToken, Scheduler
 from polyrhythm.engine.embedded.stops import StopStrings
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, WrongVersion
+from polyrhythm.kernels.spinning import SpinControl
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest
 from polyrhythm.weights.export import named_weights
 from polyrhythm.weights.store import WeightStore
@@ -77,7 +78,7 @@ class InferenceEngine:
         self._replies: dict[Future[GenerateReply], int] = {}
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._compute, name="engine-compute", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine-compute", daemon=True)
         self._thread.start()
 
     async def __aenter__(self) -> "InferenceEngine":
@@ -194,6 +195,10 @@ class InferenceEngine:
         self._inbox.put(run)
         # A load that was begun is finished even if its client has gone: half-loaded weights belong to nobody.
         await asyncio.shield(asyncio.wrap_future(done))
+
+    def _run(self) -> None:
+        with SpinControl():
+            self._compute()
 
     def _compute(self) -> None:
         """The compute thread: consumes the inbox, produces replies, waits for work, is unblocked by the inbox."""
