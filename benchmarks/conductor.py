@@ -31,7 +31,7 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
-from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
+from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
 from polyrhythm.rewards.sandbox.frames import RewardResult
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import SingleTurn
@@ -138,7 +138,13 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
     num_groups = conductor.config.rollout.groups_per_step
     num_rollouts = num_groups * GROUP_SIZE
     for index in range(num_engines):
-        conductor.join(JoinRequest(f"engine-{index}", urls[index % len(urls)] + f"?{index}"))
+        conductor.join(
+            JoinRequest(
+                f"engine-{index}",
+                urls[index % len(urls)] + f"?{index}",
+                Capabilities(conductor.config.engine.max_batch, True, True, False),
+            )
+        )
     memory_before = resident_bytes()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     conductor.published(Published(0, {}))

@@ -16,7 +16,7 @@ from conductor import InstantScorer, NoLogger, Text
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
+from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
@@ -99,7 +99,8 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
         running = asyncio.create_task(conductor.run())
         await asyncio.sleep(0)
         for index in range(num_engines):
-            conductor.join(JoinRequest(f"engine-{index}", f"http://127.0.0.1:{index + 1}"))
+            capable = Capabilities(config.engine.max_batch, True, True, False)
+            conductor.join(JoinRequest(f"engine-{index}", f"http://127.0.0.1:{index + 1}", capable))
         for version in (0, 1):
             conductor.published(Published(version, {}))
             await conductor.wait_for_engines(version)

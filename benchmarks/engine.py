@@ -129,7 +129,7 @@ async def _measure_ours(options: argparse.Namespace) -> Figures:
     from polyrhythm import messages
     from polyrhythm.config import EngineConfig
     from polyrhythm.engine.embedded.engine import InferenceEngine
-    from polyrhythm.engine.server import make_app
+    from polyrhythm.engine.server import make_server
     from polyrhythm.types import Sampling
 
     num_rows = options.groups * options.group_size
@@ -142,7 +142,7 @@ async def _measure_ours(options: argparse.Namespace) -> Figures:
         return [messages.GenerateRequest(str(g), 0, prompts[g], seeds[g], sampling) for g in range(options.groups)]
 
     async with InferenceEngine(Path(options.model), config, stop_at_eos=False) as engine:
-        runner = web.AppRunner(make_app(engine, CREDENTIALS), access_log=None)
+        runner = web.AppRunner(make_server(engine, CREDENTIALS, Path(options.model), "model").app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/generate"

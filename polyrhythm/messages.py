@@ -1,9 +1,9 @@
 """Messages between the processes: msgspec structs in msgpack, never pickle.
 
-Every server checks `Authorization: Bearer <token>`; `tokens.json` in the run folder holds one token per scope.
+Every server checks `Authorization: Bearer <token>`; `tokens.json` in the run folder holds one credential per scope.
 """
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -54,6 +54,22 @@ class EngineStatus(msgspec.Struct, frozen=True):
     num_tokens_generated: int
     busy_s: float
     num_threads: int
+    num_kv_tokens: int = 0
+    """How many tokens its key/value cache has room for, and how many of them running requests hold or reserve."""
+    num_kv_tokens_used: int = 0
+
+
+class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an engine can do, whatever its kind. The conductor learns it when the engine joins."""
+
+    max_completions: Annotated[int, msgspec.Meta(ge=1)]
+    """So many completions decode together; further ones wait."""
+    adjustable_threads: bool
+    """Its number of CPU threads can be changed while it runs."""
+    reads_store: bool
+    """It loads a version by itself, from the weight store; otherwise it must be sent the weights."""
+    openai_routes: bool
+    """It also serves the OpenAI API."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,6 +77,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     url: str
+    capabilities: Capabilities
 
 
 class RunInfo(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from aiohttp.typedefs import Middleware
 
 from polyrhythm import messages
 from polyrhythm.chaos.plan import ANSWERS, REQUEST, SIGNALS, SNAPSHOTS, Fault, Faults, damage, faults_of
-from polyrhythm.http.body import read_body
+from polyrhythm.http.server import read_body
 from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.store import WEIGHTS_FILE, WeightStore
 

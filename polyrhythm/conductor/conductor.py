@@ -12,6 +12,7 @@ from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
+from polyrhythm.conductor.refusals import Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer
 from polyrhythm.conductor.steps.journal import Journal
@@ -39,18 +40,6 @@ STUCK_FRACTION = 0.2
 """An engine with work that generates nothing for this part of a request's deadline is given up."""
 
 log = logging.getLogger(__name__)
-
-
-class Conflict(Exception):
-    """A request that does not fit the state of the run: HTTP 409."""
-
-
-class Dismissed(Exception):
-    """The engine is not wanted any more and may end: HTTP 410."""
-
-
-class RunFailed(Exception):
-    """The run has failed; the message is the cause: HTTP 503."""
 
 
 class Problems(Protocol):
@@ -83,7 +72,7 @@ class Conductor:
         curves: Curves | None = None,
     ):
         self.config = config
-        self.pool = EnginePool(groups_per_engine=config.engine.max_batch // config.rollout.group_size + 1)
+        self.pool = EnginePool()
         self.step: Step | None = None
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
@@ -147,9 +136,13 @@ class Conductor:
         if known is not None and known.url == request.url and not known.health.is_leaving:
             known.health.is_alive(time.monotonic())
             return
+        if not request.capabilities.reads_store:
+            raise Conflict(f"engine {request.name} cannot read the weight store, and this run sends weights to nobody")
         limits = Limits(lease_s=self.config.conductor.lease_s)
         health = EngineHealth(since_s=time.monotonic(), limits=limits)
-        engine = Engine(request.name, request.url, self._connect(request.url), health)
+        # One group more than decodes together, so that the next one is there when a row is free.
+        max_groups = request.capabilities.max_completions // self.config.rollout.group_size + 1
+        engine = Engine(request.name, request.url, self._connect(request.url), health, request.capabilities, max_groups)
         self.pool.add(engine)
         log.info("engine %s joined from %s", engine.name, engine.url)
         self._start(self._monitor.watch(engine))

@@ -1,10 +1,5 @@
-"""The embedded inference engine: token ids in, completions with their log-probabilities out.
+"""Inference engines: token ids in, completions with their log-probabilities out.
 
-A request (one prompt, several seeds) flows `server -> core -> scheduler`, its prompt and tokens through `model_runner`
-over the `kv_cache`, its logits through the `sampler`, and back. One compute thread owns everything below `core`.
-
-A completion is a function of (weights, prompt, seed, sampling) alone, bit for bit, whatever else is in the batch. That
-rests on prompts prefilled in forwards of their own, decoding batches of at least 16 rows in multiples of 8, attention
-without padding, and noise keyed by (seed, position, token). Where the matrix library is MKL, `MKL_CBWR=AUTO,STRICT` in
-the environment makes it hold across thread counts too.
+`kinds` says what the one `server` needs of whatever generates behind it; `membership` keeps an engine in its run. The
+embedded kind is in `embedded/`, the OpenAI API of kinds that can stream in `openai/`.
 """

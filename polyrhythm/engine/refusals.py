@@ -1,7 +1,9 @@
 """Why an engine refuses a request; each reason has its HTTP status."""
 
+from polyrhythm.http.errors import Refusal
 
-class Refused(Exception):
+
+class Refused(Refusal):
     """The request was not run. The message is one short line for the client."""
 
     status = 400
@@ -20,6 +22,12 @@ class WrongVersion(Refused):
     """The request names another policy version than the loaded one."""
 
     status = 409
+
+
+class Unloadable(Refused):
+    """The weights of the version are missing or damaged."""
+
+    status = 422
 
 
 class Reloading(Refused):

@@ -1,73 +1,69 @@
-"""The engine's HTTP server. Bodies are msgpack; errors are one line of text, their status says whose mistake it was.
+"""The engine server, the same for every kind. Bodies are msgpack; errors are one line of text, their status says whose mistake it was.
 
 Under `/v1` both are JSON in the shape of the OpenAI API.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from polyrhythm import messages
 from polyrhythm.config import EngineConfig
-from polyrhythm.engine import metrics as prometheus
-from polyrhythm.engine.embedded.engine import InferenceEngine
+from polyrhythm.engine.kinds import ENGINE_KINDS, AdjustableCore, EngineCore, StreamingCore
 from polyrhythm.engine.membership import stay_in_run
+from polyrhythm.engine.metrics import EngineMetrics
 from polyrhythm.engine.openai.api import OpenAiApi
-from polyrhythm.engine.openai.replies import error_body, json_response, refusal_body
-from polyrhythm.engine.refusals import Refused
+from polyrhythm.engine.openai.replies import say_error
+from polyrhythm.engine.refusals import Unloadable
 from polyrhythm.errors import RunError
-from polyrhythm.http.body import read_body
-from polyrhythm.http.credentials import Credentials
-from polyrhythm.http.guard import ConnectionGuard
+from polyrhythm.http.credentials import ADMIN, Credentials
 from polyrhythm.http.listener import Listener
-from polyrhythm.weights.store import SnapshotError, WeightStore
+from polyrhythm.http.server import PUBLIC, Handler, HttpServer, packed, read_message
+from polyrhythm.weights.snapshot import SnapshotError
+from polyrhythm.weights.store import WeightStore
 
-_CLOSE_DEADLINE_S = 5.0
-
-ENGINE = web.AppKey("engine", InferenceEngine)
-GUARD = web.AppKey("guard", ConnectionGuard)
-CREDENTIALS: web.AppKey[Credentials | None] = web.AppKey("credentials")
-METRICS = web.AppKey("metrics", prometheus.RequestMetrics)
-T = TypeVar("T")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-log = logging.getLogger(__name__)
+GENERATE = "generate"
 
 
-def make_app(
-    engine: InferenceEngine,
+def make_server(
+    core: EngineCore,
     credentials: Credentials | None,
-    api: OpenAiApi | None = None,
+    model_dir: Path,
+    model_name: str,
     outermost: Sequence[Middleware] = (),
-) -> web.Application:
-    """The routes of an engine, with those of the OpenAI API if there is one.
+) -> HttpServer:
+    """The routes of an engine as far as its core is capable of them.
 
-    `credentials` holds those of the scopes "generate" and "admin"; admin may do everything. Without credentials anybody may
-    generate and nobody administrate.
+    Without credentials anybody may generate and nobody administrate.
     """
-    app = web.Application(
-        client_max_size=messages.MAX_BODY_BYTES, middlewares=[*outermost, _measured, _errors_as_replies]
+    metrics = EngineMetrics(core.status)
+    routes = EngineRoutes(core, metrics)
+    server = HttpServer(
+        credentials or Credentials({}),
+        open_scopes=frozenset() if credentials else frozenset({GENERATE}),
+        outermost=[*outermost, _measured(metrics)],
+        say_error=say_error,
     )
-    app[ENGINE] = engine
-    app[GUARD] = ConnectionGuard()
-    app[CREDENTIALS] = credentials
-    app[METRICS] = prometheus.RequestMetrics()
-    app.router.add_get("/health", _health)
-    app.router.add_get("/status", _needs("generate", _status))
-    app.router.add_post("/generate", _needs("generate", _generate))
-    app.router.add_post("/weights/load", _needs("admin", _load))
-    app.router.add_post("/threads", _needs("admin", _threads))
-    app.router.add_get("/metrics", _needs("generate", _metrics))
-    for method, path, handler in api.routes() if api else ():
-        app.router.add_route(method, path, _needs("generate", handler))
-    return app
+    server.add(PUBLIC, [web.get("/health", routes.health)])
+    server.add(
+        GENERATE,
+        [
+            web.get("/status", routes.status),
+            web.get("/metrics", routes.metrics),
+            web.post("/generate", routes.generate),
+        ],
+    )
+    server.add(ADMIN, [web.post("/weights/load", routes.load)])
+    if core.capabilities.adjustable_threads:
+        server.add(ADMIN, [web.post("/threads", routes.threads)])
+    if core.capabilities.openai_routes:
+        server.add(GENERATE, OpenAiApi(cast(StreamingCore, core), model_dir, model_name).routes())
+    return server
 
 
 async def run_engine(
@@ -82,45 +78,32 @@ async def run_engine(
     join_url: str | None,
     ready: Callable[[str], None],
     model_name: str | None = None,
-    fault_middleware: Callable[[InferenceEngine], Middleware] | None = None,
+    fault_middleware: Callable[[EngineCore], Middleware] | None = None,
     lease_s: float = 60.0,
 ) -> None:
-    """Serve a model until cancelled, or until the run at `join_url` lets it go.
+    """Serve a model with an engine of `config.kind` until cancelled, or until the run at `join_url` lets it go.
 
     Port 0 takes a free one. `ready` is called with the address once it answers.
 
     `model_name` is what clients of the OpenAI API call the model; the name of its folder if there is none. `fault_middleware`
     is what a chaos plan puts before everything else.
     """
-    async with Listener(host, port) as listener, InferenceEngine(model_dir, config, store=store) as engine:
-        outermost = [fault_middleware(engine)] if fault_middleware else []
-        api = OpenAiApi(engine, model_dir, model_name or model_dir.name)
-        app = make_app(engine, credentials, api, outermost)
-        runner = web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=_CLOSE_DEADLINE_S,
-        )
-        await runner.setup()
-        assert runner.server is not None
-        try:
-            url = await listener.open(runner.server)
+    open_core = ENGINE_KINDS[config.kind]
+    async with Listener(host, port) as listener, open_core(model_dir, config, store) as core:
+        outermost = [fault_middleware(core)] if fault_middleware else []
+        server = make_server(core, credentials, model_dir, model_name or model_dir.name, outermost)
+        async with server.serving(listener) as url:
             ready(url)
-            async with app[GUARD].watching(runner.server):
-                if join_url is not None and credentials is not None:
-                    me = messages.JoinRequest(name, url)
-                    await _while_it_works(engine, stay_in_run(join_url, me, credentials["admin"], lease_s))
-                else:
-                    await _while_it_works(engine, asyncio.Event().wait())
-        finally:
-            listener.close()
-            await runner.cleanup()
+            if join_url is not None and credentials is not None:
+                me = messages.JoinRequest(name, url, core.capabilities)
+                await _while_it_works(core, stay_in_run(join_url, me, credentials[ADMIN], lease_s))
+            else:
+                await _while_it_works(core, asyncio.Event().wait())
 
 
-async def _while_it_works(engine: InferenceEngine, serving: Coroutine[Any, Any, object]) -> None:
+async def _while_it_works(core: EngineCore, serving: Coroutine[Any, Any, object]) -> None:
     """Serve; an engine that cannot compute any more must not answer as if it could: RunError ends its process."""
-    tasks = [asyncio.ensure_future(serving), asyncio.ensure_future(engine.failure())]
+    tasks = [asyncio.ensure_future(serving), asyncio.ensure_future(core.failure())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -132,111 +115,54 @@ async def _while_it_works(engine: InferenceEngine, serving: Coroutine[Any, Any, 
             task.cancel()
 
 
-def _needs(scope: str, handler: Handler) -> Handler:
-    """The handler behind a check of the bearer token, in time that does not depend on the token given."""
+class EngineRoutes:
+    """Each decodes a message, asks the core, and encodes the answer."""
 
-    async def checked(request: web.Request) -> web.StreamResponse:
-        credentials = request.app[CREDENTIALS]
-        if credentials is None and scope == "generate":
-            request.app[GUARD].admit(request)
-            return await handler(request)
-        matching = credentials.scopes_of(request.headers.get("Authorization", "")) if credentials else set()
-        if not matching:
-            raise web.HTTPUnauthorized(text="a valid token is needed")
-        if scope not in matching and "admin" not in matching:
-            raise web.HTTPForbidden(text=f"this token does not allow {scope}")
-        request.app[GUARD].admit(request)
-        return await handler(request)
+    def __init__(self, core: EngineCore, metrics: EngineMetrics):
+        self._core = core
+        self._metrics = metrics
 
-    return checked
+    async def health(self, _: web.Request) -> web.Response:
+        alive = self._core.is_alive
+        return web.Response(status=200 if alive else 503, text="ok" if alive else "the engine has failed")
 
+    async def status(self, _: web.Request) -> web.Response:
+        return packed(self._core.status())
 
-@web.middleware
-async def _measured(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count a request for work and its seconds under its route."""
-    started = time.monotonic()
-    status = 499  # the client's leaving cancels the handler
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    finally:
-        resource = request.match_info.route.resource
-        if resource is not None and request.method == "POST":
-            request.app[METRICS].record(resource.canonical, status, time.monotonic() - started)
+    async def metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.page(), headers={"Content-Type": self._metrics.content_type})
 
+    async def generate(self, request: web.Request) -> web.Response:
+        return packed(await self._core.generate(await read_message(request, messages.GenerateRequest)))
 
-@web.middleware
-async def _errors_as_replies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Refused as refusal:
-        if _speaks_json(request):
-            status, body = refusal_body(refusal)
-            return json_response(body, status)
-        return _error_reply(request, refusal.status, str(refusal))
-    except SnapshotError as error:
-        return _error_reply(request, 422, str(error))
-    except web.HTTPException as error:
-        reply = _error_reply(request, error.status, error.text or error.reason)
-        reply.headers.update(_allowed_methods(error))
-        return reply
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return _error_reply(request, 500, "the engine failed on this request; its log has the cause")
+    async def load(self, request: web.Request) -> web.Response:
+        version = (await read_message(request, messages.LoadRequest)).version
+        try:
+            await self._core.load(version)
+        except SnapshotError as error:
+            raise Unloadable(str(error)) from error
+        return packed(self._core.status())
+
+    async def threads(self, request: web.Request) -> web.Response:
+        num_threads = (await read_message(request, messages.ThreadsRequest)).num_threads
+        cast(AdjustableCore, self._core).set_threads(num_threads)
+        return packed(self._core.status())
 
 
-def _speaks_json(request: web.Request) -> bool:
-    return request.path.startswith("/v1/")
+def _measured(metrics: EngineMetrics) -> Middleware:
+    """Counts requests for work and their seconds under their route."""
 
+    @web.middleware
+    async def measured(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started_s = time.monotonic()
+        status = 499  # the client's leaving cancels the handler
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            if resource is not None and request.method == "POST":
+                metrics.record(resource.canonical, status, time.monotonic() - started_s)
 
-def _error_reply(request: web.Request, status: int, message: str) -> web.Response:
-    if _speaks_json(request):
-        return json_response(error_body(status, message), status)
-    return web.Response(status=status, text=message)
-
-
-def _allowed_methods(error: web.HTTPException) -> dict[str, str]:
-    return {"Allow": ", ".join(sorted(error.allowed_methods))} if isinstance(error, web.HTTPMethodNotAllowed) else {}
-
-
-async def _health(request: web.Request) -> web.Response:
-    alive = request.app[ENGINE].is_alive
-    return web.Response(status=200 if alive else 503, text="ok" if alive else "the engine has failed")
-
-
-async def _status(request: web.Request) -> web.Response:
-    return _packed(request.app[ENGINE].status())
-
-
-async def _metrics(request: web.Request) -> web.Response:
-    text = prometheus.metrics_text(request.app[ENGINE], request.app[METRICS])
-    return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
-
-
-async def _generate(request: web.Request) -> web.Response:
-    return _packed(await request.app[ENGINE].generate(await _body(request, messages.GenerateRequest)))
-
-
-async def _load(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
-    await engine.load((await _body(request, messages.LoadRequest)).version)
-    return _packed(engine.status())
-
-
-async def _threads(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
-    engine.set_threads((await _body(request, messages.ThreadsRequest)).num_threads)
-    return _packed(engine.status())
-
-
-async def _body(request: web.Request, kind: type[T]) -> T:
-    content = await read_body(request, messages.CONTENT_TYPE)
-    try:
-        return messages.decode(content, kind)
-    except msgspec.DecodeError as error:  # a ValidationError is one too
-        raise Refused(f"malformed request: {error}") from error
-
-
-def _packed(message: Any) -> web.Response:
-    return web.Response(body=messages.encode(message), content_type=messages.CONTENT_TYPE)
+    return measured

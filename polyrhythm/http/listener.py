@@ -1,4 +1,4 @@
-"""Where an engine listens: taken first, so that a port in use is found before a model is loaded for it."""
+"""Where a server listens: taken first, so that a port in use is found before anything is loaded for it."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,18 @@ from yarl import URL
 
 from polyrhythm.errors import UserError
 
+LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""How the processes of this machine reach a server that listens at all addresses."""
+
 
 class Listener:
     """`async with Listener(host, port) as listener` binds the address; connections are refused until it is opened."""
 
-    def __init__(self, host: str, port: int):
+    def __init__(self, host: str, port: int, keys: str = ""):
+        """`keys` are those of the configuration that say where, for the message of an address that cannot be taken."""
         self._host = host
         self._port = port
+        self._keys = keys
         self._accept: Callable[[], asyncio.BaseProtocol]
         self._server: asyncio.Server
 
@@ -32,7 +37,8 @@ class Listener:
         self._accept = accept
         with self._naming_the_address():  # of two that have bound the same port only one may listen
             await self._server.start_serving()
-        return str(URL.build(scheme="http", host=self._host, port=self._server.sockets[0].getsockname()[1]))
+        here = LOOPBACK_OF.get(self._host, self._host)
+        return str(URL.build(scheme="http", host=here, port=self._server.sockets[0].getsockname()[1]))
 
     def close(self) -> None:
         """Accept nothing new; connections that are there stay."""
@@ -43,4 +49,5 @@ class Listener:
         try:
             yield
         except OSError as error:
-            raise UserError(f"cannot listen at {self._host} port {self._port}: {error.strerror}") from None
+            see = f" (see {self._keys})" if self._keys else ""
+            raise UserError(f"cannot listen at {self._host} port {self._port}: {error.strerror}{see}") from None

@@ -78,7 +78,8 @@ class CoreBalance:
         if self.now != before:
             self.num_changes += 1
             self.trainer_changed.set()
-        untold = [engine for engine in engines if self._told.get(engine.url) != self.now.engine]
+        adjustable = [engine for engine in engines if engine.capabilities.adjustable_threads]
+        untold = [engine for engine in adjustable if self._told.get(engine.url) != self.now.engine]
         if untold:
             async with asyncio.TaskGroup() as tasks:
                 for engine in untold:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.client import EngineClient
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState
-from polyrhythm.messages import EngineStatus
+from polyrhythm.messages import Capabilities, EngineStatus
 from polyrhythm.observe.activity import Activity, Span
 
 MAX_SPANS = 2000
@@ -41,6 +41,9 @@ class Engine:
     url: str
     client: EngineClient
     health: EngineHealth
+    capabilities: Capabilities
+    max_groups: int
+    """So many groups may be in flight there."""
     requests: set[EngineRequest] = field(default_factory=set)
     wake: Change = field(default_factory=Change)
     status: EngineStatus | None = None
@@ -71,9 +74,8 @@ class Engine:
 
 @dataclass
 class EnginePool:
-    """Engines in the order they joined. `groups_per_engine` limits what is in flight at each."""
+    """Engines in the order they joined."""
 
-    groups_per_engine: int
     changed: Change = field(default_factory=Change)
     num_lost: int = 0
     """How many engines were lost since the last step was committed."""
@@ -135,16 +137,16 @@ class EnginePool:
 
     def least_loaded(self, version: int, now_s: float, avoid: str = "", never: Set[str] = frozenset()) -> Engine | None:
         """The engine that may serve `version` and has the most room, `avoid` only if there is no other, `never` not at all."""
-        best, best_load = None, self.groups_per_engine
+        best, best_load = None, 1.0
         for engine in self._engines.values():
-            load = len(engine.requests)
+            load = engine.num_in_flight / engine.max_groups
             if engine.name == avoid or engine.name in never:
                 continue
-            if load < best_load and engine.health.can_serve(version, now_s, load):
+            if load < best_load and engine.health.can_serve(version, now_s, engine.num_in_flight):
                 best, best_load = engine, load
         if best is None and avoid in self._engines and avoid not in never:
             engine = self._engines[avoid]
-            has_room = engine.num_in_flight < self.groups_per_engine
+            has_room = engine.num_in_flight < engine.max_groups
             if has_room and engine.health.can_serve(version, now_s, engine.num_in_flight):
                 return engine
         return best

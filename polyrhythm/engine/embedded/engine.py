@@ -21,15 +21,15 @@ from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.batch import DecodeBatch, draws_of
 from polyrhythm.engine.embedded.model_runner import load_runner
 from polyrhythm.engine.embedded.sampler import Draws, Sampler
-from polyrhythm.engine.embedded.scheduler import ActiveRequest, NewToken, Scheduler
+from polyrhythm.engine.embedded.scheduler import ActiveRequest, Scheduler
 from polyrhythm.engine.embedded.stops import StopStrings
+from polyrhythm.engine.kinds import NO_VERSION, NewToken
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, WrongVersion
 from polyrhythm.kernels.spinning import SpinControl
-from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest
+from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest
 from polyrhythm.weights.export import named_weights
 from polyrhythm.weights.store import WeightStore
 
-NO_VERSION = -1
 MAX_THREADS = 1024
 _CLOSE_DEADLINE_S = 30.0
 _IDLE_WAIT_S = 1.0
@@ -55,6 +55,12 @@ class InferenceEngine:
         torch.set_num_threads(1)
         self._runner = load_runner(model_dir, context_length=config.context_length)
         self._store = store
+        self.capabilities = Capabilities(
+            max_completions=config.max_batch,
+            adjustable_threads=True,
+            reads_store=store is not None,
+            openai_routes=True,
+        )
         self._stops = StopStrings(model_dir, self._runner.vocab_size)
         self._eos_ids = _eos_ids(self._runner.model) if stop_at_eos else frozenset()
         num_slots = config.kv_tokens or _default_kv_tokens(self._runner, config.max_batch)
@@ -147,6 +153,8 @@ class InferenceEngine:
             num_tokens_generated=self._num_tokens_generated,
             busy_s=self._busy_s,
             num_threads=self._num_threads,
+            num_kv_tokens=self._cache.padding_slot,
+            num_kv_tokens_used=self._scheduler.num_slots_used,
         )
 
     async def close(self) -> None:
@@ -158,16 +166,6 @@ class InferenceEngine:
     @property
     def context_length(self) -> int:
         return self._runner.context_length
-
-    @property
-    def num_kv_tokens(self) -> int:
-        """How many tokens the key/value cache has room for."""
-        return self._cache.padding_slot
-
-    @property
-    def num_kv_tokens_used(self) -> int:
-        """Those that running requests hold, used or reserved."""
-        return self._scheduler.num_slots_used
 
     async def failure(self) -> str:
         """Waits, as long as the engine works, for the reason why it works no more."""

@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyrhythm.engine.embedded.kv_cache import KvRange, SlotAllocator, slots_needed
+from polyrhythm.engine.kinds import NewToken
 from polyrhythm.engine.refusals import Refused, TooLarge
 from polyrhythm.messages import GenerateReply, GenerateRequest
 from polyrhythm.types import Completion, FinishReason
@@ -21,15 +21,6 @@ ROWS_PER_PASS = 64
 MAX_ID = 2**31 - 1
 SMALLEST_TOP_P = 1e-6
 _SEED_MASK = 2**64 - 1
-
-
-class NewToken(NamedTuple):
-    """A token just drawn for a completion of a request; the last one says why the completion ends."""
-
-    completion: int
-    token_id: int
-    logprob: float
-    finish_reason: FinishReason | None
 
 
 @dataclass(eq=False)

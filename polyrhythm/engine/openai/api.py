@@ -5,15 +5,14 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 
-from polyrhythm.engine.embedded.engine import NO_VERSION, InferenceEngine
-from polyrhythm.engine.embedded.scheduler import NewToken
+from polyrhythm.engine.kinds import NO_VERSION, NewToken, StreamingCore
 from polyrhythm.engine.openai.replies import (
     ChatShape,
     CompletionShape,
@@ -36,7 +35,7 @@ from polyrhythm.engine.openai.requests import (
 from polyrhythm.engine.openai.text import CompletionText, Piece, whole_text
 from polyrhythm.engine.refusals import EngineFailed, Refused, TookTooLong
 from polyrhythm.errors import UserError
-from polyrhythm.http.body import read_body
+from polyrhythm.http.server import read_body
 from polyrhythm.messages import GenerateReply, GenerateRequest
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import ChatMessage
@@ -45,7 +44,6 @@ _REQUEST_DEADLINE_S = 3600.0
 _LAST_WORD_DEADLINE_S = 30.0
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger(__name__)
 
 
@@ -76,19 +74,19 @@ class Job:
 class OpenAiApi:
     """The handlers of the `/v1` routes. The tokenizer of the model folder is loaded when first needed."""
 
-    def __init__(self, engine: InferenceEngine, model_dir: Path, model_name: str):
+    def __init__(self, engine: StreamingCore, model_dir: Path, model_name: str):
         self._engine = engine
         self._model_dir = model_dir
         self._model_name = model_name
         self._tokenizer: Tokenizer | None = None
         self._started = int(time.time())
 
-    def routes(self) -> list[tuple[str, str, Handler]]:
+    def routes(self) -> list[web.RouteDef]:
         return [
-            ("POST", "/v1/completions", self._completions),
-            ("POST", "/v1/chat/completions", self._chat_completions),
-            ("GET", "/v1/models", self._models),
-            ("GET", "/v1/models/{model:.+}", self._model),
+            web.post("/v1/completions", self._completions),
+            web.post("/v1/chat/completions", self._chat_completions),
+            web.get("/v1/models", self._models),
+            web.get("/v1/models/{model:.+}", self._model),
         ]
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -141,7 +139,7 @@ class OpenAiApi:
 
     def _room_after(self, prompt: list[int], n: int) -> int:
         """The most tokens that n completions of this prompt can have."""
-        in_cache = (self._engine.num_kv_tokens - len(prompt)) // n
+        in_cache = (self._engine.status().num_kv_tokens - len(prompt)) // n
         return max(1, min(self._engine.context_length - len(prompt), in_cache))
 
     def _job(

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from polyrhythm.engine.openai.text import Piece, TokenText
 from polyrhythm.engine.refusals import Refused, TooLarge
+from polyrhythm.http.errors import Refusal
+from polyrhythm.http.server import plain_error
 from polyrhythm.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -139,3 +141,13 @@ def refusal_body(refusal: Refused) -> tuple[int, Json]:
     """Status and body of a refusal. What can never fit is a bad request to clients of this API."""
     status = 400 if isinstance(refusal, TooLarge) else refusal.status
     return status, error_body(status, str(refusal), refusal.param, refusal.code)
+
+
+def say_error(request: web.Request, status: int, said: str, refusal: Refusal | None) -> web.Response:
+    """Errors under `/v1` have the shape of that API; all others are one line of text."""
+    if not request.path.startswith("/v1/"):
+        return plain_error(request, status, said, refusal)
+    if isinstance(refusal, Refused):
+        status, body = refusal_body(refusal)
+        return json_response(body, status)
+    return json_response(error_body(status, said), status)

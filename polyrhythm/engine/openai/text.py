@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from polyrhythm.engine.embedded.scheduler import NewToken
+from polyrhythm.engine.kinds import NewToken
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import Completion, FinishReason
 

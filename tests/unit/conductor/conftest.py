@@ -223,12 +223,22 @@ class Stage:
         engine.url = str(server.make_url("")).rstrip("/")
         self.engines.append(engine)
         if join:
-            status, body = await self.call("POST", "/engines/join", messages.JoinRequest(engine.name, engine.url))
+            status, body = await self.call("POST", "/engines/join", self.joining(engine.name, engine.url))
             assert status == 200, body
         return engine
 
+    def joining(self, name: str, url: str, **capabilities: Any) -> messages.JoinRequest:
+        """What an engine says that is as capable as the configured one, unless told otherwise."""
+        usual = dict(
+            max_completions=self.conductor.config.engine.max_batch,
+            adjustable_threads=True,
+            reads_store=True,
+            openai_routes=False,
+        )
+        return messages.JoinRequest(name, url, messages.Capabilities(**(usual | capabilities)))
+
     async def heartbeat(self, engine: ScriptedEngine) -> tuple[int, bytes]:
-        return await self.call("POST", "/engines/heartbeat", messages.JoinRequest(engine.name, engine.url))
+        return await self.call("POST", "/engines/heartbeat", self.joining(engine.name, engine.url))
 
     async def until(self, condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -242,7 +252,7 @@ class Stage:
 
     async def __aenter__(self) -> "Stage":
         self._session = await self._stack.enter_async_context(open_session())
-        server = TestServer(Service(self.conductor, CREDENTIALS["admin"]).application())
+        server = TestServer(Service(self.conductor, CREDENTIALS["admin"]).server.app)
         await server.start_server()
         self._stack.push_async_callback(server.close)
         self.url = str(server.make_url("")).rstrip("/")

@@ -65,7 +65,7 @@ async def test_a_body_that_is_too_large_or_of_another_type_is_refused(make_stage
 
 
 async def test_a_client_that_sends_its_body_slowly_is_let_go(make_stage, monkeypatch):
-    monkeypatch.setattr("polyrhythm.conductor.service.BODY_DEADLINE_S", 0.1)
+    monkeypatch.setattr("polyrhythm.http.server.BODY_DEADLINE_S", 0.1)
     stage = await make_stage()
     host, port = stage.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -113,7 +113,7 @@ async def test_an_engine_with_a_strange_address_harms_nobody_but_itself(make_sta
     telling = asyncio.create_task(cores.run())
     for url in ("file:///etc/passwd", "gopher://x", "", "http://", "http://127.0.0.1:1", "http://[::1", "\x00",
                 "http://a..b:80", f"http://{'a' * 70}.com", "http://x:99999"):  # fmt: skip
-        await stage.call("POST", "/engines/join", JoinRequest(f"strange {url}", url))
+        await stage.call("POST", "/engines/join", stage.joining(f"strange {url}", url))
     await stage.open(0)
     assert len(await stage.all_groups(0)) == 4
     assert stage.engine_state("engine-0") == "ready"

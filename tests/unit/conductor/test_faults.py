@@ -230,7 +230,7 @@ async def test_an_engine_that_refuses_a_hedge_is_not_asked_for_it_again(make_sta
     await stage.until(lambda: len(stage.conductor.step.finished) == 3)
     small = await stage.add_engine(join=False)
     small.answer = lambda request, reply: web.Response(status=413, text="it does not fit in my cache")
-    await stage.call("POST", "/engines/join", messages.JoinRequest(small.name, small.url))
+    await stage.call("POST", "/engines/join", stage.joining(small.name, small.url))
     await stage.until(lambda: small.requests)
     await asyncio.sleep(0.5)
     assert len(small.requests) == stage.conductor.step.num_hedged == 1

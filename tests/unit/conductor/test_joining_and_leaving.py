@@ -70,7 +70,7 @@ async def test_joining_twice_is_harmless(make_stage):
     stage = await make_stage()
     stage.engines[0].hold("0/0")
     await stage.open(0)
-    await stage.call("POST", "/engines/join", messages.JoinRequest("engine-0", stage.engines[0].url))
+    await stage.call("POST", "/engines/join", stage.joining("engine-0", stage.engines[0].url))
     stage.engines[0].release_all()
     assert_undisturbed(stage, await stage.all_groups(0))
     assert stage.conductor.step.num_retries == 0
@@ -111,7 +111,33 @@ async def test_heartbeats_keep_an_engine_that_cannot_be_probed(make_stage):
 async def test_engines_that_are_long_gone_are_forgotten(make_stage):
     stage = await make_stage()
     for number in range(2 * MAX_GONE):
-        await stage.call("POST", "/engines/join", messages.JoinRequest(f"spot-{number}", "http://127.0.0.1:1"))
+        await stage.call("POST", "/engines/join", stage.joining(f"spot-{number}", "http://127.0.0.1:1"))
         await stage.call("POST", "/engines/remove", messages.EngineName(f"spot-{number}"))
     assert len(stage.conductor.pool.engines) <= MAX_GONE + 2
     assert stage.engine_state("engine-0") != "gone"
+
+
+async def test_an_engine_that_must_be_sent_weights_is_refused_with_the_reason(make_stage):
+    stage = await make_stage()
+    joining = stage.joining("sent", stage.engines[0].url, reads_store=False)
+    status, body = await stage.call("POST", "/engines/join", joining)
+    assert status == 409 and b"engine sent cannot read the weight store" in body
+    assert [engine.name for engine in stage.conductor.pool.engines] == ["engine-0"]
+
+
+async def test_each_engine_gets_as_many_groups_as_it_says_it_can_decode(make_stage):
+    stage = await make_stage(num_engines=0, rollout={"groups_per_step": 12}, cluster={"num_engines": 2})
+    small, large = await stage.add_engine("small", join=False), await stage.add_engine("large", join=False)
+    for engine, max_completions in ((small, 2), (large, 12)):  # groups of 2: one more than 1 and than 6 in flight
+        await stage.call(
+            "POST", "/engines/join", stage.joining(engine.name, engine.url, max_completions=max_completions)
+        )
+        for position in range(12):
+            engine.hold(f"0/{position}")
+    await stage.open(0)
+    await stage.until(lambda: (len(small.requests), len(large.requests)) == (2, 7))
+    await asyncio.sleep(0.1)
+    assert (len(small.requests), len(large.requests)) == (2, 7)
+    small.release_all()
+    large.release_all()
+    assert len(await stage.all_groups(0)) == 12

@@ -12,7 +12,7 @@ from polyrhythm.engine import membership
 from polyrhythm.engine.membership import stay_in_run
 from polyrhythm.errors import RunError
 
-ME = messages.JoinRequest("e0", "http://127.0.0.1:1")
+ME = messages.JoinRequest("e0", "http://127.0.0.1:1", messages.Capabilities(8, True, True, False))
 
 
 class ScriptedConductor:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from polyrhythm import messages
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.engine import InferenceEngine
-from polyrhythm.engine.server import make_app, run_engine
+from polyrhythm.engine.server import make_server, run_engine
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.types import Sampling
@@ -25,6 +25,13 @@ CONFIG = EngineConfig(threads=1, max_batch=16, kv_tokens=16_000)
 
 def generation(version=0, **sampling) -> messages.GenerateRequest:
     return messages.GenerateRequest("r", version, [1, 2, 3], [4, 5], Sampling(**(dict(max_tokens=4) | sampling)))
+
+
+def me(url: str) -> messages.JoinRequest:
+    capabilities = messages.Capabilities(
+        max_completions=16, adjustable_threads=True, reads_store=False, openai_routes=True
+    )
+    return messages.JoinRequest("e0", url, capabilities)
 
 
 class Client:
@@ -45,7 +52,7 @@ async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     store = WeightStore(tmp_path)
     store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), 3)
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
-        server = TestServer(make_app(engine, CREDENTIALS))
+        server = TestServer(make_server(engine, CREDENTIALS, model_dir, "tiny").app)
         await server.start_server()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
             yield Client(session, str(server.make_url("")).rstrip("/"), engine)
@@ -166,7 +173,7 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
         urls: asyncio.Queue[str] = asyncio.Queue()
         serving = asyncio.create_task(serve(model_dir, urls.put_nowait, str(conductor.make_url("")).rstrip("/")))
         url = await asyncio.wait_for(urls.get(), 30)
-        assert await asyncio.wait_for(joined.get(), 10) == ("Bearer admin-secret", messages.JoinRequest("e0", url))
+        assert await asyncio.wait_for(joined.get(), 10) == ("Bearer admin-secret", me(url))
         async with aiohttp.ClientSession() as session:
             headers = {"Authorization": "Bearer generate-secret", "Content-Type": messages.CONTENT_TYPE}
             async with session.post(url + "/generate", data=messages.encode(generation()), headers=headers) as reply:

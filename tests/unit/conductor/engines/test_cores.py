@@ -3,11 +3,13 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan, share_cores
+from polyrhythm.messages import Capabilities
 from polyrhythm.observe.activity import Activity
 
 PLAN = CorePlan(num_cores=8, trainer=4, engine=2)
@@ -22,6 +24,9 @@ def test_who_has_work_gets_the_cores(trainer_works, num_busy_engines, trainer, e
     assert (shares.trainer, shares.engine) == (trainer, engine)
 
 
+CAPABLE = Capabilities(8, adjustable_threads=True, reads_store=True, openai_routes=True)
+
+
 @dataclass
 class FakeEngine:
     url: str
@@ -29,6 +34,7 @@ class FakeEngine:
     told: list[int] = field(default_factory=list)
     name: str = "engine-0"
     fails: bool = False
+    capabilities: Capabilities = CAPABLE
 
     @property
     def client(self):
@@ -79,4 +85,16 @@ async def test_an_engine_that_cannot_be_told_is_told_again():
     engine.fails = False
     await settle(changed)
     assert engine.told == [2]
+    task.cancel()
+
+
+async def test_an_engine_whose_threads_are_fixed_is_told_nothing_and_counts_as_busy():
+    fixed = FakeEngine(
+        "http://localhost:1", requests={1}, capabilities=msgspec.structs.replace(CAPABLE, adjustable_threads=False)
+    )
+    adjustable, changed = FakeEngine("http://localhost:2", requests={1}), Change()
+    cores = CoreBalance(CorePlan(4, 2, 1), FakePool([fixed, adjustable]), lambda: Activity.WAIT, changed)
+    task = asyncio.create_task(cores.run())
+    await settle(changed)
+    assert (fixed.told, adjustable.told) == ([], [2])
     task.cancel()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.engine.embedded.scheduler import NewToken
+from polyrhythm.engine.kinds import NewToken
 from polyrhythm.engine.openai.text import CompletionText, Piece, TextDecoder, whole_text
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import Completion, FinishReason

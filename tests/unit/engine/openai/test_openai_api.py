@@ -16,9 +16,8 @@ from transformers import AutoTokenizer
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.engine import InferenceEngine
-from polyrhythm.engine.embedded.scheduler import NewToken
-from polyrhythm.engine.openai.api import OpenAiApi
-from polyrhythm.engine.server import make_app
+from polyrhythm.engine.kinds import NewToken
+from polyrhythm.engine.server import make_server
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import GenerateRequest
 from polyrhythm.types import Sampling
@@ -66,7 +65,7 @@ class Client:
 @asynccontextmanager
 async def connect(model_dir: Path, credentials: Credentials | None = None, store: WeightStore | None = None):
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
-        server = TestServer(make_app(engine, credentials, OpenAiApi(engine, model_dir, "tiny")))
+        server = TestServer(make_server(engine, credentials, model_dir, "tiny").app)
         await server.start_server()
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
             yield Client(session, server, engine)
@@ -255,12 +254,12 @@ async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None
 async def test_a_client_that_disconnects_frees_its_rows(client: Client, stream):
     body = {"prompt": ["ab", "cd"], "n": 8, "max_tokens": 900, "stream": stream}
     abandoned = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
-    await until(lambda: client.engine.num_kv_tokens_used == 2 * (2 + 8 * 900))
+    await until(lambda: client.engine.status().num_kv_tokens_used == 2 * (2 + 8 * 900))
     if stream:
         (await abandoned).close()
     else:
         abandoned.cancel()
-    await until(lambda: client.engine.status().num_running == 0 and client.engine.num_kv_tokens_used == 0)
+    await until(lambda: client.engine.status().num_running == 0 and client.engine.status().num_kv_tokens_used == 0)
     assert client.engine.status().num_tokens_generated < 2 * 8 * 900
 
 
@@ -307,7 +306,7 @@ async def test_a_client_that_does_not_read_is_not_waited_for_beyond_the_deadline
     async with deaf_stream(client, prompt="ab", seed=1, logprobs=0, **asked) as transport:
         await until(lambda: transport.get_write_buffer_size() > 0)
         await until(lambda: not client.connections)
-        await until(lambda: client.engine.status().num_running == client.engine.num_kv_tokens_used == 0)
+        await until(lambda: client.engine.status().num_running == client.engine.status().num_kv_tokens_used == 0)
     assert not caplog.records, "nothing failed: a client has gone"
 
 
