@@ -119,11 +119,11 @@ def test_an_old_or_foreign_name_is_answered_with_the_one_here(cli, run, flag, va
 
 @pytest.mark.parametrize("command", ["train", "train --dry-run", "fetch"])
 def test_a_model_that_cannot_be_run_is_refused_before_any_process_starts(cli, run, tiny_model_dir, work_dir, command):
-    folder = shutil.copytree(tiny_model_dir, work_dir / "capped")
+    folder = shutil.copytree(tiny_model_dir, work_dir / "recurrent")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gemma2", "final_logit_softcapping": 30.0}))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     name, *flags = command.split()
-    outcome = run("fetch", "capped") if name == "fetch" else run(*cli.arguments(model="capped"), *flags)
+    outcome = run("fetch", "recurrent") if name == "fetch" else run(*cli.arguments(model="recurrent"), *flags)
     assert outcome.returncode == 2 and outcome.run_dir is None
-    assert outcome.output.startswith("polyrhythm: model='capped' is of type gemma2, and the embedded engine runs llama")
+    assert outcome.output.startswith("polyrhythm: model='recurrent' carries a state from token to token")
     assert len(outcome.output.splitlines()) == 1
