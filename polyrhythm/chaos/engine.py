@@ -27,6 +27,8 @@ IDLE_S = 0.01
 OVERTAKEN_DEADLINE_S = 2.0
 MIDDLE_DEADLINE_S = 1.0
 TICK_S = 0.002
+HELD_DEADLINE_S = 600.0
+HELD_TICK_S = 0.05
 
 MakeMiddleware = Callable[[Any], Middleware]
 """Given the engine that a server is made for."""
@@ -92,6 +94,8 @@ class FaultyEngine:
             return response  # refused for a reason of its own
         if fault.what == "slow":
             await asyncio.sleep(fault.for_s + (fault.factor - 1) * (time.monotonic() - started_s))
+            if fault.until:
+                await _wait_for(Path(fault.until).exists, HELD_DEADLINE_S, HELD_TICK_S)
         elif fault.what == "reorder":
             await _wait_for(lambda: self._num_answered >= num_answered + 2, OVERTAKEN_DEADLINE_S)
         elif fault.what == "reset":
@@ -172,11 +176,11 @@ async def _reset(request: web.Request, body: bytes) -> web.StreamResponse:
     return response
 
 
-async def _wait_for(condition: Callable[[], bool], deadline_s: float) -> None:
-    for _ in range(int(deadline_s / TICK_S)):
+async def _wait_for(condition: Callable[[], bool], deadline_s: float, tick_s: float = TICK_S) -> None:
+    for _ in range(int(deadline_s / tick_s)):
         if condition():
             return
-        await asyncio.sleep(TICK_S)
+        await asyncio.sleep(tick_s)
 
 
 def _body_of(response: web.Response) -> bytes:

@@ -71,6 +71,8 @@ class Fault(BaseModel):
     """stop: the process goes on after this time, 0 is never. slow: the answer comes this much later."""
     factor: float = Field(default=1.0, ge=1)
     """slow: the answer takes this many times as long."""
+    until: str = ""
+    """slow: the answer comes when this file exists."""
 
     @property
     def limit(self) -> float:
@@ -104,6 +106,10 @@ class Fault(BaseModel):
         only_at = REQUEST if self.what in ANSWERS else Activity.LOAD if self.what in (*SNAPSHOTS, "fail_load") else ""
         if self.role == "engine" and only_at and self.moment != only_at:
             raise ValueError(f"at={self.at!r} does not fit what={self.what!r}: leave it out")
+        if self.until and self.what != "slow":
+            raise ValueError(
+                f"until={self.until!r} does not fit what={self.what!r}: only a slow answer waits for a file"
+            )
         return self
 
 

@@ -74,6 +74,7 @@ def test_a_stopped_engine_and_one_ten_times_slower_lose_nothing(cli, undisturbed
         {"what": "stop", "where": "engine-0", "step": 1, "for_s": 4},
         {"what": "slow", "where": "engine-1", "step": 3, "factor": 10, "times": 8},
         conductor__request_deadline_s=2,
+        conductor__max_attempts=100,  # on a busy machine more answers than that one are late
         conductor__hedge_groups=2,
     )
     assert set(fired(outcome)) == {("stop", "engine-0"), ("slow", "engine-1")}
@@ -122,15 +123,18 @@ def test_reward_workers_that_die_or_hang_once_are_asked_again(cli, undisturbed):
         cli,
         {"what": "kill", "where": "reward", "nth": 5},
         {"what": "stop", "where": "reward", "nth": 60},
-        reward__deadline_s=1,
+        reward__deadline_s=5,
     )
     assert fired(outcome) == [("kill", "reward"), ("stop", "reward")]
     assert_nothing_was_lost(outcome, undisturbed)
 
 
 def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cli, undisturbed):
-    plan = write_plan(cli, {"what": "slow", "where": "engine-0", "step": 1, "for_s": 16, "times": 5})
-    process = cli.start([*cli.arguments(**(FLAGS | {"cluster__num_engines": 1})), "--chaos", plan])
+    answers_come = cli.work_dir / "answers_come"
+    # max_batch 16 and groups of 4: engine-0 holds 5 of the 6 groups of step 1 until it is told to answer.
+    held = {"what": "slow", "where": "engine-0", "step": 1, "until": str(answers_come), "times": 5}
+    flags = FLAGS | {"cluster__num_engines": 1, "conductor__request_deadline_s": 1000}
+    process = cli.start([*cli.arguments(**flags), "--chaos", write_plan(cli, held)])
     run = cli.wait_for_steps(1)
     cli.wait_for(lambda: read_fault_log(run), "the slow answer")
     second = cli.start(["engine", "--run", str(run), "--name", "engine-1"])
@@ -143,13 +147,14 @@ def test_an_engine_that_joins_and_one_that_is_drained_in_the_middle_of_a_step(cl
         cli.wait_for(second_engine_serves, "engine-1 at version 1")
         cli.ask_conductor(run, "/engines/drain", EngineName("engine-0"))
         assert len((run / "metrics.jsonl").read_text().splitlines()) == 1, "this was in the middle of step 1"
+        answers_come.touch()
         outcome = cli.finish(process)
         assert total(outcome, "dispatch/retries") == 0, "draining loses nothing"
         assert outcome.metrics()[-1]["engines/serving"] == 1
         assert_nothing_was_lost(outcome, undisturbed)
     finally:
         second.kill()
-        second.communicate(timeout=10)
+        second.communicate(timeout=60)
 
 
 def test_a_trainer_killed_between_update_and_commit_is_resumed(cli, undisturbed):
@@ -178,7 +183,7 @@ def test_a_killed_conductor_is_resumed(cli, undisturbed):
 
 def test_a_snapshot_torn_for_everybody_ends_the_run_with_the_cause_and_it_is_resumed(cli, undisturbed):
     torn = {"what": "truncate_snapshot", "where": "trainer", "step": 1}
-    broken = disturbed(cli, torn, engine__start_deadline_s=2)
+    broken = disturbed(cli, torn, engine__start_deadline_s=10)
     assert fired(broken) == [("truncate_snapshot", "trainer")]
     assert "no engine could serve version 2" in broken.output and "the snapshot is torn" in broken.output
     assert_nothing_was_lost(resumed(cli, broken), undisturbed)
@@ -197,7 +202,7 @@ def test_a_full_disk_at_publication_ends_the_run_with_the_cause_and_it_is_resume
 
 def test_a_stall_ends_the_run_and_says_who_waited_for_whom(cli):
     stopped_forever = {"what": "stop", "where": "engine-0", "step": 1}
-    outcome = disturbed(cli, stopped_forever, cluster__num_engines=1, conductor__stall_deadline_s=4)
+    outcome = disturbed(cli, stopped_forever, cluster__num_engines=1, conductor__stall_deadline_s=15)
     assert fired(outcome) == [("stop", "engine-0")]
     assert outcome.returncode == 1
     assert "nothing has happened for" in outcome.output and "the trainer waits for engine-0" in outcome.output
@@ -215,4 +220,4 @@ def small_disk(tmp_path):
     if mounted.returncode:
         pytest.skip("mounting a small tmpfs needs root")
     yield folder
-    subprocess.run(["umount", folder], check=True, timeout=10)
+    subprocess.run(["umount", folder], check=True, timeout=60)

@@ -18,7 +18,7 @@ from polyrhythm.observe.metrics import is_known
 from tests.tiny_model import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
-RUN_DEADLINE_S = 120
+RUN_DEADLINE_S = 600
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +120,7 @@ class Cli:
             output, _ = process.communicate(timeout=RUN_DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.terminate()
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=60)
             raise AssertionError(f"the run did not end within {RUN_DEADLINE_S} s:\n{output}") from None
         return Outcome(process.returncode, output, self.newest_run())
 
@@ -128,7 +128,7 @@ class Cli:
         runs = sorted((self.work_dir / "runs").glob("*"))
         return runs[-1] if runs else None
 
-    def wait_for(self, condition, what: str, deadline_s: float = 60.0):
+    def wait_for(self, condition, what: str, deadline_s: float = 300.0):
         until = time.monotonic() + deadline_s
         while time.monotonic() < until:
             if value := condition():
@@ -154,7 +154,7 @@ class Cli:
         headers = {"Authorization": f"Bearer {run.credentials()['admin']}", "Content-Type": messages.CONTENT_TYPE}
         body = None if message is None else messages.encode(message)
         request = urllib.request.Request(f"{run.url('conductor')}{path}", body, headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             return response.read()
 
     def processes_of(self, run_dir: Path) -> dict[str, psutil.Process]:

@@ -31,7 +31,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_last_finished_step_to_the_s
     assert f"step 2 of 4 is kept: polyrhythm train --resume {broken.run_dir}" in broken.output
     again = cli.run("train", "--resume", str(broken.run_dir), "--observe.view", "plain")
     assert again.returncode == 0 and "at step 3 of 4" in again.output, again.output
-    assert [row["step"] for row in again.metrics()] == [0, 1, 2, 3]
+    assert [row["step"] for row in again.metrics()] == [1, 2, 3, 4]
     undisturbed = cli.train(**FLAGS)
     assert undisturbed.run_dir != broken.run_dir
     assert again.weights() == undisturbed.weights()

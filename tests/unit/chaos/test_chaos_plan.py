@@ -90,3 +90,9 @@ def test_a_fault_of_a_rank_that_the_run_does_not_have_is_refused():
     for where, names in (("trainer", two), ("trainer-*", one), ("trainer-2", two)):
         with pytest.raises(UserError, match=f"fault 1: where='{where.replace('*', '.')}.*use {names[0]}"):
             check_ranks(ChaosPlan(fault=[Fault(what="kill", where=where)]), names)
+
+
+def test_only_a_slow_answer_waits_for_a_file():
+    assert Fault(what="slow", where="engine-0", until="go").until == "go"
+    with pytest.raises(ValueError, match="only a slow answer waits for a file"):
+        Fault(what="error", where="engine-0", until="go")
