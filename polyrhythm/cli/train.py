@@ -77,6 +77,8 @@ def run(parsed: argparse.Namespace) -> int:
         check_ranks(read_plan(parsed.chaos), config.training.rank_names)
     if parsed.dry_run:
         return _dry_run(config, threads)
+    if config.observe.view != "none":  # the checks import the task and the rewards, and may fetch the model
+        print("checking the model, the task and the rewards", flush=True)
     folder = _reopen_run(parsed.resume, config) if parsed.resume else _new_run(config)
     keep_plan(parsed.chaos, folder.path)
     if config.observe.view != "none":
@@ -84,6 +86,7 @@ def run(parsed: argparse.Namespace) -> int:
     with signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
         view = make_view(config.observe.view, folder.path, folder.first_step)
         outcome = "failed"
+        view.starting(config.cluster.num_engines, config.training.num_ranks)
         try:
             with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder)) as run:
                 run.watch(view)

@@ -24,7 +24,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     return "".join(_bar((value - low) / span if span else 0.5) if _is_number(value) else " " for value in recent)
 
 
-def plot_lines(values: Sequence[float | None], width: int = 72, height: int = 8) -> list[str]:
+def plot_lines(values: Sequence[float | None], width: int = 72, height: int = 8, first_step: int = 1) -> list[str]:
     """The curve over the steps, with its largest and smallest value at the left and the steps below."""
     points = [(step, value) for step, value in enumerate(values) if _is_number(value)]
     if not points or height < 2:
@@ -40,7 +40,7 @@ def plot_lines(values: Sequence[float | None], width: int = 72, height: int = 8)
     for row in range(height):
         label = labels[0] if row == 0 else labels[1] if row == height - 1 else ""
         lines.append(f"{label:>{margin}} ┤" + "".join(map(chr, cells[row])))
-    first, last = "step 1", str(len(values))
+    first, last = f"step {first_step}", str(first_step + len(values) - 1)
     lines.append(" " * (margin + 2) + first + last.rjust(num_columns - len(first)))
     return lines
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from polyrhythm.observe.loggers.jsonl import read_metrics
 from polyrhythm.observe.status import RunStatus
+from polyrhythm.observe.terminal.frame import starting_processes
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.text import visible
 
@@ -31,6 +32,9 @@ class PlainView:
         self._last_shown = first_step
         self._num_steps = 0
         self._failure: str | None = None
+
+    def starting(self, num_engines: int, num_ranks: int) -> None:
+        self._print(f"starting: {starting_processes(num_engines, num_ranks)}")
 
     def update(self, status: RunStatus) -> None:
         self._num_steps = status.num_steps

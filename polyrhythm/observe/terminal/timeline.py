@@ -1,7 +1,7 @@
 """What each process did over the last minute, one character per stretch of time."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import itemgetter
 
 from rich.text import Text
@@ -49,7 +49,12 @@ def timeline_text(spans: Iterable[Span], process: str, now_s: float, width: int)
     return text
 
 
-def legend() -> Text:
-    """Every character with its meaning."""
-    entries = [Text.assemble((character, colour), f" {activity}") for activity, (character, colour) in GLYPHS.items()]
-    return Text("  ", no_wrap=True).join(entries)
+def legend_entries(activities: Collection[Activity]) -> list[Text]:
+    """The characters of these activities with their meaning; what has no character of its own shares one."""
+    entries = [_entry(glyph(activity), activity) for activity in GLYPHS if activity in activities]
+    others = [activity for activity in Activity if activity in activities and activity not in GLYPHS]
+    return [*entries, _entry(OTHER, ", ".join(others))] if others else entries
+
+
+def _entry(mark: tuple[str, str], meaning: str) -> Text:
+    return Text.assemble(mark, f" {meaning}")

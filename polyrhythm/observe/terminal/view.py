@@ -12,6 +12,10 @@ ViewMode = Literal["auto", "live", "plain", "none"]
 class View(Protocol):
     """Shows a run to its user."""
 
+    def starting(self, num_engines: int, num_ranks: int) -> None:
+        """The processes are being started; nobody answers yet."""
+        ...
+
     def update(self, status: RunStatus) -> None:
         """The conductor's status, a few times a second."""
         ...
@@ -27,6 +31,9 @@ class View(Protocol):
 
 class NoView:
     """Shows nothing."""
+
+    def starting(self, num_engines: int, num_ranks: int) -> None:
+        pass
 
     def update(self, status: RunStatus) -> None:
         pass

@@ -12,7 +12,8 @@ from rich.console import Console
 from polyrhythm.observe.activity import Activity, Span
 from polyrhythm.observe.loggers.jsonl import JsonlLogger
 from polyrhythm.observe.status import EngineView, GroupCounts, RunStatus, SampleView
-from polyrhythm.observe.terminal.live import LiveView, frame_lines
+from polyrhythm.observe.terminal.frame import frame_lines
+from polyrhythm.observe.terminal.live import LiveView
 from polyrhythm.observe.terminal.plain import PlainView, step_line
 from polyrhythm.observe.terminal.summary import summary
 from polyrhythm.observe.terminal.timeline import timeline_text
@@ -58,8 +59,72 @@ def test_the_frame_before_the_first_engine_and_the_first_step() -> None:
         engines=[], last_metrics={}, samples=[], spans=[], curves={}, num_finished_steps=0, policy_version=None
     )
     text = "\n".join(line.plain for line in frame_lines(status, NOW_S, 80, 23))
-    for expected in ("step 1/20", "--:-- left", "last step  none yet", "no engine has joined yet"):
+    for expected in ("step 1/20", "--:-- left", "last step  none yet", "1 engine has not joined yet"):
         assert expected in text, expected
+
+
+LAST_METRICS = {
+    "time/step_s": 7.2, "generate/tokens_per_s": 1234.0, "completion/tokens_mean": 3.9, "completion/truncated_fraction": 0.13,
+    "train/entropy": 0.412, "kl/k3": 0.0123, "train/learning_rate": 1e-5, "train/grad_norm": 3.62,
+    "mismatch/logprob_abs_mean": 4.3e-7, "onpolicy/violations": 0.0, "reward/excluded": 3.0,
+}  # fmt: skip
+
+
+def busy_status() -> RunStatus:
+    """A run in which everything that can be long is long."""
+    spans = [Span("trainer", activity, NOW_S - 9, NOW_S - 8) for activity in Activity if activity is not Activity.START]
+    engines = [
+        make_engine(f"engine-{index}", policy_version=1812, num_running=128, num_waiting=64, tokens_per_s=12_812.3)
+        for index in range(2)
+    ]
+    return make_status(
+        num_steps=2000, num_finished_steps=1812, ranks=[make_rank("trainer-10", Activity.FORWARD_BACKWARD, 123.4)],
+        engines=engines, groups=GroupCounts(1024, 1000, 900, 800), last_metrics=LAST_METRICS, spans=spans,
+        waiting="engines wait for the trainer, which has taken 800 of 1024 groups, and for nobody else in the whole run",
+        curves={"reward/mean": [0.25, 0.5] * 500, "train/entropy": [0.4] * 1000, "time/step_s": [70.0] * 1000},
+    )  # fmt: skip
+
+
+def test_nothing_is_cut_off_at_80_columns() -> None:
+    lines = render(busy_status(), 80, 23)
+    text = "\n".join(lines)
+    assert max(map(cell_len, lines)) <= 80 and len(lines) <= 23
+    for expected in (
+        "policy v1812", "3:39:20 left", "900 of 1024 complete", "1000 sent out", "800 taken by the trainer",
+        "1234 tokens/s", "length 3.9", "entropy 0.41", "KL 0.012", "lr 1.0e-05", "mismatch 4e-07", "off-policy 0",
+        "3 rewards failed", "trainer-10 ", "forward_backward for 123.4 s", "v1812 12812 tok/s 128 running +64",
+        "░ score, commit, checkpoint, verify, save, idle", "in the whole run",
+    ):  # fmt: skip
+        assert expected in text, expected
+    assert "…" not in text and "accuracy" not in text
+
+
+def test_a_large_terminal_shows_a_curve_and_more_metrics() -> None:
+    lines = render(busy_status(), 140, 39)
+    text = "\n".join(lines)
+    assert max(map(cell_len, lines)) <= 140 and len(lines) <= 39
+    for expected in ("completion length", "entropy", "0.412", "learning rate", "1.00e-05", "KL", "0.0123"):
+        assert expected in text, expected
+    assert re.search(r"step 813 +1812$", text, re.MULTILINE), "the curve has the numbers of its steps"
+    assert sum("┤" in line for line in lines) == 8
+
+
+def test_a_finished_run_waits_for_nothing() -> None:
+    text = "\n".join(
+        render(make_status(num_finished_steps=20, policy_version=19, waiting="nobody: all steps are done"))
+    )
+    assert "step 20/20" in text and "done" in text and "left" not in text
+
+
+def test_a_start_is_shown_before_anybody_answers(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), record=True, width=80, height=24, force_terminal=True)
+    view = LiveView(tmp_path, console)
+    view.starting(2, 1)
+    assert "starting: conductor, 2 engines, trainer" in console.export_text()
+    view.close("interrupted")
+    stream = io.StringIO()
+    PlainView(tmp_path, stream).starting(1, 2)
+    assert stream.getvalue() == "starting: conductor, 1 engine, 2 trainer ranks\n"
 
 
 @pytest.mark.parametrize("num_engines", [1, 3, 40])
