@@ -1,8 +1,10 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from polyrhythm.engine.kinds import NewToken
 from polyrhythm.engine.openai.text import CompletionText, Piece, TextDecoder, whole_text
@@ -91,3 +93,13 @@ def test_a_whole_completion_has_the_text_of_a_streamed_one(tokenizer):
     completion = Completion(ids, [-0.5] * len(ids), "stop")
     whole = whole_text(completion, tokenizer, ("stop",))
     assert (whole.text, whole.finish_reason, len(whole.tokens)) == ("€uro ", "stop", 3 + 4)
+
+
+def test_bytes_that_are_no_text_do_not_end_the_stream_of_a_tokenizer_with_byte_fallback():
+    vocabulary = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)} | {"\u2581word": 257}
+    fast = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    fast.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    decoder = TextDecoder(fast)  # pyright: ignore[reportArgumentType]: it has decode, which is all that is needed
+    letter, broken, word = ord("A") + 1, 0xFF + 1, 257
+    text = "".join(map(decoder.push, [letter, broken, word, letter, broken, broken, word, word]))
+    assert text.endswith(" word word") and text.count("word") == 3
