@@ -27,6 +27,7 @@ from aiohttp import web
 from polyrhythm import messages
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
+from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
@@ -82,8 +83,6 @@ class ScriptedEngine:
 
 
 class Problems:
-    num_problems = None
-
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index, "a prompt", {"answer": index}) for index in range(cursor, cursor + n)]
 
@@ -121,16 +120,9 @@ def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: An
         }
     )
     sampling = Sampling(max_tokens=COMPLETION_TOKENS, stop=("\n",), stop_token_ids=(2,))
-    return Conductor(
-        config,
-        Problems(),
-        SingleTurn(Text(), sampling),
-        VOCAB_SIZE,
-        scorer,
-        NoLogger(),
-        Journal(folder / "journal"),
-        connect,
-    )
+    rollouter, journal = SingleTurn(Text(), sampling), Journal(folder / "journal")
+    step_log = StepLog(NoLogger(), journal, rollouter.text, config.observe.samples_per_step)
+    return Conductor(config, Problems(), rollouter, VOCAB_SIZE, scorer, step_log, journal, connect)
 
 
 async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open_gate: Any) -> dict[str, float]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from conductor import InstantScorer, NoLogger, Text
 
 from polyrhythm.conductor.conductor import Conductor
+from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
@@ -28,7 +29,7 @@ class Problems:
     """A finite task of `num` problems: every step visits all of them."""
 
     def __init__(self, num: int):
-        self.num = self.num_problems = num
+        self.num = num
 
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index % self.num, f"{index % self.num}") for index in range(cursor, cursor + n)]
@@ -92,9 +93,10 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
         "conductor": {"dispatch": dispatch},
     })  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        rollouter, journal = SingleTurn(TextWithIndex(), Sampling(max_tokens=2000)), Journal(Path(folder))
         conductor = Conductor(
-            config, Problems(len(lengths)), SingleTurn(TextWithIndex(), Sampling(max_tokens=2000)), 50_000, InstantScorer(),
-            NoLogger(), Journal(Path(folder)), lambda url: SlowEngine(lengths),
+            config, Problems(len(lengths)), rollouter, 50_000, InstantScorer(),
+            StepLog(NoLogger(), journal, rollouter.text, num_samples=0), journal, lambda url: SlowEngine(lengths),
         )  # fmt: skip
         running = asyncio.create_task(conductor.run())
         await asyncio.sleep(0)
@@ -111,7 +113,7 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        return conductor.last_metrics["generate/last_group_s"]
+        return conductor.step_log.last_metrics["generate/last_group_s"]
 
 
 if __name__ == "__main__":

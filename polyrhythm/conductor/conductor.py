@@ -13,22 +13,18 @@ from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limit
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
 from polyrhythm.conductor.refusals import Conflict, Dismissed, RunFailed
+from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.conductor.steps.ledger import Ledger
 from polyrhythm.conductor.steps.lengths import LengthHistory
-from polyrhythm.conductor.steps.metrics import step_metrics
-from polyrhythm.conductor.steps.samples import step_samples
 from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.messages import GroupsReply, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
-from polyrhythm.observe.loggers import Logger
-from polyrhythm.observe.metrics import in_order
-from polyrhythm.observe.status import Curves
 from polyrhythm.rollout import Rollouter
 from polyrhythm.types import Group, Problem
 
@@ -43,9 +39,6 @@ log = logging.getLogger(__name__)
 
 
 class Problems(Protocol):
-    @property
-    def num_problems(self) -> int | None: ...
-
     def take(self, cursor: int, n: int) -> list[Problem]: ...
 
 
@@ -63,13 +56,11 @@ class Conductor:
         rollouter: Rollouter,
         vocab_size: int,
         scorer: Scorer,
-        logger: Logger,
+        step_log: StepLog,
         journal: Journal,
         connect: Callable[[str], EngineClient],
         cores: CorePlan | None = None,
-        correct_above: float | None = None,
         first_step: int = 0,
-        curves: Curves | None = None,
     ):
         self.config = config
         self.pool = EnginePool()
@@ -77,9 +68,7 @@ class Conductor:
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
         self.first_step = first_step
-        self.curves = curves or Curves()
-        self.last_metrics: dict[str, float] = {}
-        self.last_samples: list[dict[str, Any]] = []
+        self.step_log = step_log
         self._problems = problems
         self._rollouter = rollouter
         self._settings = RequestSettings(
@@ -91,10 +80,8 @@ class Conductor:
         )
         self._vocab_size = vocab_size
         self._scorer = scorer
-        self._logger = logger
         self._journal = journal
         self._connect = connect
-        self._correct_above = correct_above
         self._lengths = LengthHistory()
         self._changed = Change()
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
@@ -226,12 +213,15 @@ class Conductor:
             )
 
     def _close_step(self, step: Step, metrics: dict[str, float]) -> None:
-        step.metrics = self._metrics(step, metrics)
-        self.last_metrics = step.metrics
-        self.last_samples = step_samples(step, self.config.observe.samples_per_step, self._rollouter.text)
-        self.curves.add(step.metrics)
-        self._logger.log(step.number, step.metrics)
-        self._logger.log_samples(step.number, self.last_samples)
+        engines: dict[str, float] = {
+            "engines/serving": self.pool.num_serving(step.version),
+            "engines/lost": self.pool.num_lost,
+        }
+        self.pool.num_lost = 0
+        if self.cores is not None:
+            engines["cores/changes"] = self.cores.num_changes
+            self.cores.num_changes = 0
+        self.step_log.close(step, engines, metrics)
         self._journal.forget_groups_before(step.version)
         self._event()
 
@@ -347,22 +337,6 @@ class Conductor:
 
             log.error("a stall, and who waits for whom:\n%s", dump(self))
             self.fail(f"nothing has happened for {waited_s:.0f} s: {who_waits(self)}")
-
-    def _metrics(self, step: Step, of_trainer: dict[str, float]) -> dict[str, float]:
-        """All that is logged of a step; what is counted from step to step begins anew or goes on."""
-        metrics = step_metrics(
-            step, time.monotonic(), num_problems=self._problems.num_problems, correct_above=self._correct_above
-        )
-        metrics |= {"engines/serving": self.pool.num_serving(step.version), "engines/lost": self.pool.num_lost}
-        self.pool.num_lost = 0
-        if self.cores is not None:
-            metrics["cores/changes"] = self.cores.num_changes
-            self.cores.num_changes = 0
-        num_generated = sum(group.num_sampled for group in step.finished.values())
-        totals = self._journal.add_to_totals(step.version, num_generated, int(of_trainer.get("train/tokens", 0)))
-        metrics["tokens/total_generated"] = totals.generated_tokens
-        metrics["tokens/total_trained"] = totals.trained_tokens
-        return in_order(metrics | of_trainer)
 
     def _engine(self, name: str) -> Engine:
         engine = self.pool.get(name)

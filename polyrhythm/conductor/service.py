@@ -10,6 +10,7 @@ from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.conductor.status import engine_view, run_status
+from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
@@ -153,21 +154,30 @@ async def run_conductor(
         rewards = make_rewards(functions, limits.num_workers, limits.deadline_s, limits.memory_mb)
         with Loggers(run_dir) as logger:
             async with rewards:
+                journal = Journal(run_dir / "journal")
+                rollouter = ROLLOUTERS["single_turn"](
+                    tokenizer, sampling_of(config, task.stop, tokenizer.eos_token_ids)
+                )
+                step_log = StepLog(
+                    logger,
+                    journal,
+                    rollouter.text,
+                    config.observe.samples_per_step,
+                    num_problems=task.num_problems,
+                    correct_above=None if task.reward and config.reward.functions else task.correct_above,
+                    curves=Curves(read_metrics(run_dir)),
+                )
                 conductor = Conductor(
                     config,
                     problems=ProblemStream(task, config.seed),
-                    rollouter=ROLLOUTERS["single_turn"](
-                        tokenizer, sampling_of(config, task.stop, tokenizer.eos_token_ids)
-                    ),
+                    rollouter=rollouter,
                     vocab_size=tokenizer.vocab_size,
                     scorer=rewards,
-                    logger=logger,
-                    journal=Journal(run_dir / "journal"),
+                    step_log=step_log,
+                    journal=journal,
                     connect=lambda url: HttpEngineClient(session, url, credentials),
                     cores=cores,
-                    correct_above=None if task.reward and config.reward.functions else task.correct_above,
                     first_step=first_step,
-                    curves=Curves(read_metrics(run_dir)),
                 )
                 weights = WeightServer(store_root, config.weights.load_deadline_s)
                 service = Service(

@@ -12,6 +12,7 @@ from polyrhythm.observe.activity import Activity, Span
 from polyrhythm.observe.status import EngineView, GroupCounts, RankView, RunStatus, SampleView
 
 NUM_RECENT_SPANS = 300
+MAX_SAMPLES = 16  # no screen has room for more
 
 
 def run_status(conductor: Conductor) -> RunStatus:
@@ -27,9 +28,9 @@ def run_status(conductor: Conductor) -> RunStatus:
         num_expected_engines=config.cluster.num_engines,
         engines=[engine_view(engine) for engine in conductor.pool.engines],
         groups=_group_counts(step) if step else GroupCounts(config.rollout.groups_per_step),
-        last_metrics=dict(conductor.last_metrics),
-        curves=conductor.curves.values,
-        samples=[_sample_view(sample) for sample in conductor.last_samples],
+        last_metrics=dict(conductor.step_log.last_metrics),
+        curves=conductor.step_log.curves.values,
+        samples=[_sample_view(sample) for sample in conductor.step_log.last_samples[:MAX_SAMPLES]],
         waiting=who_waits(conductor),
         spans=recent_spans(conductor),
         failure=conductor.failure,

@@ -24,11 +24,6 @@ class ProblemStream:
         self._epoch = -1
         self._permutation: list[int] = []
 
-    @property
-    def num_problems(self) -> int | None:
-        """How many problems an epoch has; None: there is no end."""
-        return self._task.num_problems
-
     def take(self, cursor: int, n: int) -> list[Problem]:
         """The `n` problems that follow the first `cursor` ones."""
         return [self._problem_at(position) for position in range(cursor, cursor + n)]

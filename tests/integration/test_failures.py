@@ -72,7 +72,7 @@ def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward
     assert 0 < excluded < 2 * 6 * 4
     assert "rewards that failed" in outcome.output
     log = (outcome.run_dir / "logs" / "conductor.log").read_text()
-    assert "rewards failed in step 1" in log
+    assert " failed in step " in log
     assert ("in raises_at_times\n" in log) == (reward == "raises_at_times"), "the traceback of what was raised"
     assert log.count("Traceback") <= 2, "once per step"
 

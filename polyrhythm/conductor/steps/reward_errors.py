@@ -31,6 +31,7 @@ class RewardErrors:
         """One text for the log per kind of error, with the traceback of its first case."""
         texts = []
         for kind in self.kinds.values():
-            text = f"{kind.count} rewards failed in step {step}, first for problem {kind.problem}: {kind.first.error}"
+            failed = "1 reward failed" if kind.count == 1 else f"{kind.count} rewards failed"
+            text = f"{failed} in step {step}, first for problem {kind.problem}: {kind.first.error}"
             texts.append(f"{text}\n{kind.first.traceback}" if kind.first.traceback else text)
         return texts

@@ -18,6 +18,7 @@ from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.health import Limits
 from polyrhythm.conductor.service import Service, sampling_of
+from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
@@ -120,8 +121,6 @@ def reply_to(request: GenerateRequest) -> GenerateReply:
 
 
 class NumberedProblems:
-    num_problems = None
-
     def take(self, cursor: int, n: int) -> list[Problem]:
         return [Problem(index, f"problem {index}", {"answer": index}) for index in range(cursor, cursor + n)]
 
@@ -290,7 +289,9 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
     monkeypatch.setattr("polyrhythm.conductor.engines.monitor.PROBE_INTERVAL_S", 0.05)
     async with contextlib.AsyncExitStack() as stack:
 
-        async def make(num_engines: int = 1, correct_above: float | None = None, **changes: Any) -> Stage:
+        async def make(
+            num_engines: int = 1, correct_above: float | None = None, num_problems: int | None = None, **changes: Any
+        ) -> Stage:
             session = await stack.enter_async_context(open_session())
             values: dict[str, Any] = {
                 "rollout": {"group_size": 2, "groups_per_step": 4},
@@ -303,16 +304,24 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
                 values[key] = {**values[key], **value} if isinstance(value, dict) and key in values else value
             config = Config.model_validate(values)
             logger, scorer = RecordingLogger(), ScriptedScorer()
+            rollouter = SingleTurn(WordlessText(), sampling_of(config, ("\n",), (2,)))
+            journal = Journal(tmp_path / "journal")
             conductor = Conductor(
                 config,
                 problems=NumberedProblems(),
-                rollouter=SingleTurn(WordlessText(), sampling_of(config, ("\n",), (2,))),
+                rollouter=rollouter,
                 vocab_size=VOCAB_SIZE,
                 scorer=scorer,
-                logger=logger,
-                journal=Journal(tmp_path / "journal"),
+                step_log=StepLog(
+                    logger,
+                    journal,
+                    rollouter.text,
+                    config.observe.samples_per_step,
+                    num_problems=num_problems,
+                    correct_above=correct_above,
+                ),
+                journal=journal,
                 connect=lambda url: HttpEngineClient(session, url, CREDENTIALS),
-                correct_above=correct_above,
             )
             stage = await stack.enter_async_context(Stage(conductor, logger, scorer))
             for _ in range(num_engines):

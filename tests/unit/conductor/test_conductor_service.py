@@ -204,8 +204,7 @@ async def test_rewards_of_a_task_that_does_not_say_what_is_correct_have_no_accur
 
 
 async def test_tokens_are_added_up_over_steps_and_epochs_counted(make_stage):
-    stage = await make_stage()
-    stage.conductor._problems.num_problems = 8  # a step has four
+    stage = await make_stage(num_problems=8)  # a step has four
     for version in (0, 1):
         await stage.open(version)
         await stage.all_groups(version)

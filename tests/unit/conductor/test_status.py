@@ -29,7 +29,7 @@ async def test_steps_are_counted_from_one_and_a_finished_run_says_so(make_stage)
 async def test_a_resumed_run_counts_on_and_remembers_its_curves(make_stage):
     stage = await make_stage(num_steps=5)
     stage.conductor.first_step = 3
-    stage.conductor.curves = Curves([{"step": step, "reward/mean": step / 10} for step in (1, 2, 3)])
+    stage.conductor.step_log.curves = Curves([{"step": step, "reward/mean": step / 10} for step in (1, 2, 3)])
     stage.conductor._journal.set_cursor(3, 12)
     assert (await stage.status()).num_finished_steps == 3
     await stage.open(3)
