@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from safetensors.torch import save_file
 
     from polyrhythm.config import load_config
-    from polyrhythm.loader import RolloutLoader
+    from polyrhythm.loader import LoaderSettings, RolloutLoader
     from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
     from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
@@ -104,7 +104,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
     trainer = Trainer(config, load_policy(resolve_model(options.model)), ranks=ranks)
     store, seconds = WeightStore(options.folder / "weights"), []
-    for step in RolloutLoader(Share(options), config, recorder=trainer.recorder).steps():
+    settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
+    for step in RolloutLoader(Share(options), settings, recorder=trainer.recorder).steps():
         if ranks.is_first:
             store.publish(exported(trainer.policy), step.version)
         ranks.gather(step.version)  # everybody is here

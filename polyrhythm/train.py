@@ -10,7 +10,7 @@ from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
 from polyrhythm.interrupts import interrupts
-from polyrhythm.loader import RolloutLoader
+from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.metrics import trainer_times
@@ -59,7 +59,8 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if run.first_step > 0:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)
-        loader = RolloutLoader(client, config, recorder=recorder, first_step=run.first_step)
+        settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
+        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step)
         if ranks.is_first:
             store.publish(exported(trainer.policy), version=run.first_step)
             loader.announce(run.first_step)

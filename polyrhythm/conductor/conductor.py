@@ -239,7 +239,7 @@ class Conductor:
         return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
 
     def _begin_step(self, version: int, cursor: int) -> None:
-        rollout, training = self.config.rollout, self.config.training
+        rollout = self.config.rollout
         step = Step(
             version=version,
             cursor=cursor,
@@ -247,9 +247,7 @@ class Conductor:
             ledger=Ledger(version, rollout.groups_per_step, rollout.group_size, self._vocab_size, rollout.max_tokens),
             schedule=self.config.schedule,
             order=self.config.order,
-            assignment=GroupAssignment(
-                training.num_ranks, training.tokens_per_micro_batch, in_turn=self.config.order == "problem"
-            ),
+            assignment=GroupAssignment.of(self.config),
             opened_at_s=time.monotonic(),
             last_group_before_s=max(self.step.finished_at_s.values()) if self.step else None,
         )

@@ -1,6 +1,7 @@
 """What a training loop sees of inference: steps, and in each step the micro-batches of finished groups.
 
-loader = RolloutLoader(conductor_url, config, token=token)
+settings = LoaderSettings(num_steps=20, groups_per_step=8, tokens_per_micro_batch=4096)
+loader = RolloutLoader(conductor_url, settings, token=token)
 loader.announce(0)                          # version 0 is published
 for step in loader.steps():                 # engines hold policy v{step.version}, verified
     for update in step.updates():           # one, unless training.updates_per_step says more
@@ -10,6 +11,6 @@ for step in loader.steps():                 # engines hold policy v{step.version
     step.commit(metrics)                    # closes the step; engines begin the next one at once
 """
 
-from polyrhythm.loader.loader import RolloutLoader, Step
+from polyrhythm.loader.loader import LoaderSettings, RolloutLoader, Step
 
-__all__ = ["RolloutLoader", "Step"]
+__all__ = ["LoaderSettings", "RolloutLoader", "Step"]

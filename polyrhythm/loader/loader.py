@@ -1,19 +1,21 @@
 """RolloutLoader: an ordinary iterator that makes a synchronous training loop periodically asynchronous."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
-import msgspec
-
-from polyrhythm.algorithms.advantages import ADVANTAGES
+from polyrhythm.algorithms.cost import CostModel
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.interrupts import interrupts
 from polyrhythm.loader.client import LONG_POLL_S, ConductorClient
+from polyrhythm.loader.micro_batches import ReadyGroups
 from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.recorder import ActivityRecorder
-from polyrhythm.types import Group, MicroBatch
+from polyrhythm.types import MicroBatch
+
+GRACE_S = 30.0
 
 
 class GroupSource(Protocol):
@@ -22,6 +24,39 @@ class GroupSource(Protocol):
     def published(self, version: int, metrics: dict[str, float]) -> None: ...
     def wait_for_engines(self, version: int, deadline_s: float) -> None: ...
     def groups(self, version: int, offset: int, until: int, wait_s: float) -> GroupsReply: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """What a loader must know of a run, here or on another machine."""
+
+    num_steps: int
+    groups_per_step: int
+    tokens_per_micro_batch: int
+    updates_per_step: int = 1
+    order: Literal["completion", "problem"] = "completion"
+    advantage: str = "group_std"
+    share_prompt: bool = True
+    """Whether the trainer computes a prompt once for all its completions: a micro-batch is what fills one row of it."""
+    has_kl: bool = False
+    """Whether groups without an advantage are scored too."""
+    load_deadline_s: float = 600.0
+    """Longer than the conductor waits for engines to start and load, so that its cause is heard and not a timeout."""
+
+    @classmethod
+    def of(cls, config: Config, *, share_prompt: bool) -> "LoaderSettings":
+        """Those of a configuration; `share_prompt` is what the model of the trainer can do."""
+        return cls(
+            num_steps=config.num_steps,
+            groups_per_step=config.rollout.groups_per_step,
+            tokens_per_micro_batch=config.training.tokens_per_micro_batch,
+            updates_per_step=config.training.updates_per_step,
+            order=config.order,
+            advantage=config.algorithm.advantage,
+            share_prompt=share_prompt,
+            has_kl=config.algorithm.kl_coef > 0,
+            load_deadline_s=config.engine.start_deadline_s + config.weights.load_deadline_s + GRACE_S,
+        )
 
 
 class RolloutLoader:
@@ -33,7 +68,7 @@ class RolloutLoader:
     def __init__(
         self,
         source: GroupSource | str,
-        config: Config,
+        settings: LoaderSettings,
         *,
         token: str = "",
         recorder: ActivityRecorder | None = None,
@@ -41,7 +76,7 @@ class RolloutLoader:
         rank: int = 0,
     ):
         self.source = ConductorClient(source, token, rank) if isinstance(source, str) else source
-        self.config = config
+        self.settings = settings
         self.recorder = recorder or ActivityRecorder("trainer")
         self.first_step = first_step
 
@@ -51,97 +86,61 @@ class RolloutLoader:
 
     def steps(self) -> Iterator["Step"]:
         """Consumes nothing, produces one Step per period, waits until the engines have proved that they hold its version."""
-        for version in range(self.first_step, self.config.num_steps):
+        for version in range(self.first_step, self.settings.num_steps):
             with interrupts.allowed(), self.recorder.doing(Activity.LOAD):
-                self.source.wait_for_engines(version, self._load_deadline_s())
+                self.source.wait_for_engines(version, self.settings.load_deadline_s)
             yield Step(self, version)
-
-    def _load_deadline_s(self) -> float:
-        """Longer than the conductor waits for engines to start and load, so that its cause is heard and not a timeout."""
-        return self.config.engine.start_deadline_s + self.config.weights.load_deadline_s + 30.0
 
 
 class Step:
     """One period. Iterate over `updates()`, then `commit`."""
 
     def __init__(self, loader: RolloutLoader, version: int):
-        self.loader = loader
-        self.config = loader.config
         self.version = version
+        self._settings = settings = loader.settings
+        self._source = loader.source
+        self._recorder = loader.recorder
+        cost = CostModel(share_prompt=settings.share_prompt, has_kl=settings.has_kl)
+        self._ready = ReadyGroups(cost, settings.tokens_per_micro_batch, settings.advantage)
         self._num_received = 0
-        self._ready: list[Group] = []
         self._until = 0
         self._has_all = False
 
     def updates(self) -> Iterator[Iterator[MicroBatch]]:
         """One iterator over micro-batches per optimizer update; the groups are divided among them in hand-out order."""
-        num_updates = self.config.training.updates_per_step
-        for _ in range(num_updates):
-            self._until += self.config.rollout.groups_per_step // num_updates
+        for _ in range(self._settings.updates_per_step):
+            self._until += self._settings.groups_per_step // self._settings.updates_per_step
             self._has_all = False
             yield self._micro_batches()
 
     def commit(self, metrics: dict[str, float]) -> None:
         """Say that `version + 1` is published: this closes the step, and engines begin the next one at once."""
-        with self.loader.recorder.doing(Activity.COMMIT):
-            self.loader.source.published(self.version + 1, metrics)
+        with self._recorder.doing(Activity.COMMIT):
+            self._source.published(self.version + 1, metrics)
 
     def _micro_batches(self) -> Iterator[MicroBatch]:
-        while groups := self._take():
-            usable = [_without_excluded(group) for group in groups]
-            yield MicroBatch(version=self.version, groups=usable, advantages=[self._advantages(g) for g in usable])
-
-    def _take(self) -> list[Group]:
-        """Groups for one micro-batch, none at the end of the update. Waits for anything to train on."""
-        if not self._has_all and self._num_fitting(self._ready) == len(self._ready):  # there is room for more
-            self._poll(wait_s=0.0)
-        while not self._may_start():
-            with interrupts.allowed(), self.loader.recorder.doing(Activity.WAIT):
-                self._poll(wait_s=LONG_POLL_S)
-        num_taken = self._num_fitting(self._ready)
-        taken, self._ready = self._ready[:num_taken], self._ready[num_taken:]
-        return taken
+        """Consumes finished groups, produces micro-batches until the update has all; waits for anything to train on."""
+        while True:
+            if not self._has_all and not self._ready.is_full:  # there is room for more
+                self._poll(wait_s=0.0)
+            while not self._may_start():
+                with interrupts.allowed(), self._recorder.doing(Activity.WAIT):
+                    self._poll(wait_s=LONG_POLL_S)
+            if not self._ready:
+                return
+            yield self._ready.take(self.version)
 
     def _may_start(self) -> bool:
         if self._has_all:
             return True
-        if self.config.order == "completion":
-            return bool(self._ready)
         # In problem order a micro-batch is cut by content alone, never by timing, so that a run repeats bit for bit.
-        return self._num_fitting(self._ready) < len(self._ready)
-
-    def _num_fitting(self, ready: list[Group]) -> int:
-        """How many of the groups fill the token budget; at least one."""
-        num_tokens = 0
-        for index, group in enumerate(ready):
-            num_tokens += self._cost(group)
-            if num_tokens > self.config.training.tokens_per_micro_batch and index > 0:
-                return index
-        return len(ready)
-
-    def _cost(self, group: Group) -> int:
-        if self.config.algorithm.kl_coef == 0 and not any(self._advantages(_without_excluded(group))):
-            return 0  # costs no forward pass
-        num_prompts = len(group.rollouts) if self.config.training.share_prompt == "never" else 1
-        # The last token of a completion is predicted and never read: it is not in the row.
-        num_own = sum(rollout.trace.num_tokens for rollout in group.rollouts) - len(group.rollouts)
-        return num_prompts * len(group.prompt_ids) + num_own
-
-    def _advantages(self, group: Group) -> list[float]:
-        return ADVANTAGES[self.config.algorithm.advantage]([rollout.reward or 0.0 for rollout in group.rollouts])
+        return bool(self._ready) if self._settings.order == "completion" else self._ready.is_full
 
     def _poll(self, wait_s: float) -> None:
-        reply = self.loader.source.groups(self.version, self._num_received, self._until, wait_s)
+        reply = self._source.groups(self.version, self._num_received, self._until, wait_s)
         for group in reply.groups:
             if group.step != self.version:
                 raise RunError(f"the conductor sent a group of step {group.step} during step {self.version}")
-        self._ready.extend(reply.groups)
+            self._ready.add(group)
         self._num_received += len(reply.groups)
         self._has_all = reply.is_last
-
-
-def _without_excluded(group: Group) -> Group:
-    """A rollout whose reward failed takes no part: neither in the loss nor in the group's mean."""
-    if all(rollout.reward is not None for rollout in group.rollouts):
-        return group
-    return msgspec.structs.replace(group, rollouts=[r for r in group.rollouts if r.reward is not None])

@@ -103,7 +103,7 @@ class Trainer:
                 self.divisor += divisor
                 self.sums.add("divisor", divisor)
                 self.sums.add("groups", 1)
-                if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):
+                if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):  # as CostModel prices it
                     kept.append((group, advantages))
                 else:
                     self.sums.add("skipped_groups", 1)

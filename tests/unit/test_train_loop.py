@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyrhythm.config import load_config
-from polyrhythm.loader import RolloutLoader
+from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
@@ -30,7 +30,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     store.publish(exported(build_tiny_model("llama")), version=0)
     trainer = Trainer(config, policy, ranks=Follower())
     source = ScriptedSource([[make_group(0), make_group(1)]])
-    loader = RolloutLoader(source, config)
+    loader = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True))
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every=1)
     train(loader, trainer, store, checkpoints, ActivityRecorder("trainer-1"))
     return trainer, source

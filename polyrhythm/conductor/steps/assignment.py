@@ -2,7 +2,10 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
+from polyrhythm.algorithms.cost import CostModel, num_fitting
+from polyrhythm.config import Config
 from polyrhythm.types import Group
 
 MAX_TOKENS_PER_REPLY = 1_000_000
@@ -16,13 +19,23 @@ class GroupAssignment:
     whenever it comes, so that a run repeats bit for bit.
     """
 
-    def __init__(self, num_ranks: int, tokens_per_micro_batch: int, *, in_turn: bool):
+    def __init__(
+        self, num_ranks: int, tokens_per_micro_batch: int, cost: Callable[[Group], int], *, in_turn: bool
+    ):  # fmt: skip
         self.num_ranks = num_ranks
         self._tokens_per_share = tokens_per_micro_batch if num_ranks > 1 else math.inf
+        self._cost = cost
         self._in_turn = in_turn
         self._dealt: list[list[Group]] = [[] for _ in range(num_ranks)]
         self._num_dealt = 0
         self._num_sent: Counter[int] = Counter()
+
+    @classmethod
+    def of(cls, config: Config) -> "GroupAssignment":
+        training = config.training
+        # Only the trainer knows whether its model can share prompts; a share of about one micro-batch need not.
+        cost = CostModel.of(config, share_prompt=training.share_prompt != "never")
+        return cls(training.num_ranks, training.tokens_per_micro_batch, cost, in_turn=config.order == "problem")
 
     @property
     def num_taken(self) -> int:
@@ -40,7 +53,8 @@ class GroupAssignment:
             self._deal_in_turn(waiting)
         elif offset >= len(mine):
             self._deal_to(rank, waiting)
-        groups = _up_to(MAX_TOKENS_PER_REPLY, mine[offset:])
+        asked = mine[offset:]
+        groups = asked[: num_fitting([_num_sent(group) for group in asked], MAX_TOKENS_PER_REPLY)]
         self._num_sent[rank] = max(self._num_sent[rank], min(offset, len(mine)) + len(groups))
         return groups, self._num_dealt >= until and offset + len(groups) >= len(mine)
 
@@ -50,16 +64,12 @@ class GroupAssignment:
             self._num_dealt += 1
 
     def _deal_to(self, rank: int, waiting: list[Group]) -> None:
-        part = _up_to(self._tokens_per_share, waiting[: math.ceil(len(waiting) / self.num_ranks)])
+        fair = waiting[: math.ceil(len(waiting) / self.num_ranks)]
+        part = fair[: num_fitting([self._cost(group) for group in fair], self._tokens_per_share)]
         self._dealt[rank] += part
         self._num_dealt += len(part)
 
 
-def _up_to(max_tokens: float, groups: list[Group]) -> list[Group]:
-    """The first groups, as many as have no more tokens together; at least one."""
-    num_tokens = 0
-    for index, group in enumerate(groups):
-        num_tokens += sum(rollout.trace.num_tokens for rollout in group.rollouts) + len(group.prompt_ids)
-        if index and num_tokens > max_tokens:
-            return groups[:index]
-    return groups
+def _num_sent(group: Group) -> int:
+    """Tokens of a reply: unlike the cost of a pass, also of groups and rollouts that are not trained on."""
+    return len(group.prompt_ids) + sum(rollout.trace.num_tokens for rollout in group.rollouts)

@@ -17,6 +17,8 @@ from itertools import compress
 import torch
 from torch import Tensor
 
+from polyrhythm.algorithms.cost import block_tokens, tokens_in_row
+
 PromptAndCompletions = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
@@ -68,11 +70,6 @@ class Layout:
         return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
 
 
-def _num_row_tokens(completion: Sequence[int]) -> int:
-    """How many tokens of a completion lie in the row: all but the last."""
-    return len(completion) - 1
-
-
 @dataclass(frozen=True)
 class _Part:
     """What becomes one block: a prompt with some of its group's completions, by index."""
@@ -83,7 +80,7 @@ class _Part:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt) + sum(_num_row_tokens(token_ids) for _, token_ids in self.completions)
+        return block_tokens(len(self.prompt), (len(token_ids) for _, token_ids in self.completions))
 
 
 def pack(
@@ -116,7 +113,7 @@ def _parts(index: int, group: PromptAndCompletions, share_prompt: bool, max_toke
     taken: list[tuple[int, Sequence[int]]] = []
     used = 0
     for rollout, token_ids in enumerate(completions):
-        needed = _num_row_tokens(token_ids)
+        needed = tokens_in_row(len(token_ids))
         if taken and (not share_prompt or (needed and used + needed > room)):
             yield _Part(index, prompt, tuple(taken))
             taken, used = [], 0
@@ -155,7 +152,7 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
         starts: list[int] = []
         lengths: list[int] = []
         for rollout, completion in part.completions:
-            start, length = len(token_ids), _num_row_tokens(completion)
+            start, length = len(token_ids), tokens_in_row(len(completion))
             if length:
                 starts.append(start)
                 lengths.append(length)

@@ -5,7 +5,7 @@ import pytest
 
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError
-from polyrhythm.loader import RolloutLoader
+from polyrhythm.loader import LoaderSettings, RolloutLoader
 from tests.conftest import ScriptedSource, make_group
 
 
@@ -17,7 +17,7 @@ def config_for(num_groups: int, **flags):
 def run_step(source: ScriptedSource, config) -> list[list[int]]:
     """Positions of the groups of each micro-batch; training is an event of the source's script."""
     batches = []
-    for step in RolloutLoader(source, config).steps():
+    for step in RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)).steps():
         for update in step.updates():
             for micro_batch in update:
                 positions = [group.position for group in micro_batch.groups]
@@ -64,7 +64,7 @@ def test_a_rollout_without_reward_takes_no_part_in_the_group():
         msgspec.structs.replace(r, reward=x) for r, x in zip(group.rollouts, [1.0, None, 0.0, None], strict=True)
     ]
     source = ScriptedSource([[msgspec.structs.replace(group, rollouts=rollouts)]])
-    for step in RolloutLoader(source, config_for(1)).steps():
+    for step in RolloutLoader(source, LoaderSettings.of(config_for(1), share_prompt=True)).steps():
         for update in step.updates():
             for micro_batch in update:
                 assert [rollout.index for rollout in micro_batch.groups[0].rollouts] == [0, 2]

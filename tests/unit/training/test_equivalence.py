@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyrhythm.config import load_config
-from polyrhythm.loader import RolloutLoader
+from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.training.parallel.ranks import Ranks
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
@@ -36,7 +36,8 @@ def gradients_of(
         update()
 
     trainer.optimizer.adamw.step = record_and_update
-    for step in RolloutLoader(source, config).steps():
+    settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
+    for step in RolloutLoader(source, settings).steps():
         trainer.begin_step(step.version)
         for micro_batches in step.updates():
             for micro_batch in micro_batches:
