@@ -8,7 +8,7 @@ import pytest
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.config import load_config
 from polyrhythm.interrupts import interrupts
-from polyrhythm.loader import RolloutLoader
+from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
@@ -62,7 +62,7 @@ def interrupted_at(moment: str, tmp_path, every: int = 100, updates_per_step: in
     with interrupts.deferred():
         with pytest.raises(KeyboardInterrupt):
             train(
-                RolloutLoader(source, config), trainer, WeightStore(tmp_path / "weights"), checkpoints,
+                RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer, WeightStore(tmp_path / "weights"), checkpoints,
                 ActivityRecorder("trainer"),
             )  # fmt: skip
         checkpoints.save_interrupted()
