@@ -168,7 +168,7 @@ def test_a_trainer_killed_at_a_checkpoint_goes_on_from_the_one_before(cli, undis
     # Engines generate the next step already: of weights that no checkpoint holds, so that its groups must not be used.
     broken = disturbed(cli, {"what": "kill", "where": "trainer", "step": 2, "at": "checkpoint"})
     assert fired(broken) == [("kill", "trainer")]
-    assert [row["step"] for row in broken.metrics()] == [0, 1, 2], "step 2 was closed before its checkpoint"
+    assert [row["step"] for row in broken.metrics()] == [1, 2, 3], "step 3 was closed before its checkpoint"
     again = resumed(cli, broken)
     assert "at step 3 of 6" in again.output
     assert_nothing_was_lost(again, undisturbed)
