@@ -8,6 +8,7 @@ import copy
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -64,7 +65,13 @@ class TriModel:
 
 def load_policy(model_dir: Path) -> PreTrainedModel:
     """The model of a folder in fp32, on the accelerator if there is one."""
-    policy = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    both: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, output_loading_info=True)
+    policy, loaded = both
+    if missing := sorted(loaded["missing_keys"]):  # transformers would draw them at random
+        raise UserError(
+            f"the model in {model_dir} lacks the weights of {missing[0]}, one of {len(missing)} tensors that a "
+            f"{type(policy).__name__} has: save it again, or correct its config.json"
+        )
     _allow_saving(policy, model_dir)
     policy.to(choose_device())  # pyright: ignore
     policy.tie_weights()  # some devices give a shared parameter two copies

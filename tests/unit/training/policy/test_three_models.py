@@ -92,6 +92,14 @@ def test_a_model_whose_settings_for_generation_could_not_be_saved_is_saved_all_t
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_weights_that_the_checkpoint_lacks_are_not_drawn_at_random(tmp_path):
+    save_tiny_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match=r"lacks the weights of model\.layers\.2.*, one of 9 tensors"):
+        load_policy(tmp_path)
+
+
 def test_settings_for_generation_that_mean_nothing_are_told_before_training(tmp_path):
     save_tiny_model(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"length_penalty": 2.0}')
