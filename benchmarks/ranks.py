@@ -101,18 +101,18 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
     training = {"num_ranks": options.num_ranks}
     config = load_config([], {"num_steps": 3, "rollout": rollout, "training": training})
-    ranks = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
-    trainer = Trainer(config, load_policy(resolve_model(options.model)), ranks=ranks)
+    replica = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
+    trainer = Trainer(config, load_policy(resolve_model(options.model)), replica=replica)
     store, seconds = WeightStore(options.folder / "weights"), []
     settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
     for step in RolloutLoader(Share(options), settings, recorder=trainer.recorder).steps():
-        if ranks.is_first:
+        if replica.is_writer:
             store.publish(exported(trainer.policy), step.version)
-        ranks.gather(step.version)  # everybody is here
+        replica.gather(step.version)  # everybody is here
         trainer.recorder.take_seconds()
         started = time.monotonic()
         trainer.begin_step(step.version)
-        if not ranks.is_first:
+        if not replica.is_writer:
             with trainer.recorder.doing(Activity.VERIFY):
                 store.verify(exported(trainer.policy), step.version)
         for update in step.updates():
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                 trainer.forward_backward(micro_batch)
             if step.version == 0:
                 keep = _recorder(trainer, lambda tensors: save_file(tensors, options.folder / "gradient.safetensors"))
-                trainer.optimizer.adamw.step = keep if ranks.is_first else trainer.optimizer.adamw.step
+                trainer.optimizer.adamw.step = keep if replica.is_writer else trainer.optimizer.adamw.step
             trainer.optim_step()
         if step.version > 0:
             seconds.append({"step_s": time.monotonic() - started, **trainer.recorder.take_seconds()})

@@ -29,15 +29,15 @@ def train(
 ) -> None:
     for step in loader.steps():  # engines hold policy v{step.version}, verified
         trainer.begin_step(step.version)
-        if not trainer.ranks.is_first:
+        if not trainer.replica.is_writer:
             with recorder.doing(Activity.VERIFY):
-                store.verify(exported(trainer.policy), step.version)  # the ranks have not drifted apart
+                store.verify(exported(trainer.policy), step.version)  # the replicas have not drifted apart
         for update in step.updates():  # one, unless training.updates_per_step says more
             for micro_batch in update:  # finished groups, as they finish
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
             trainer.optim_step()  # divide by the totals, clip, update
         metrics = trainer.metrics()
-        if trainer.ranks.is_first:  # it speaks for all
+        if trainer.replica.is_writer:  # it speaks for all
             with recorder.doing(Activity.PUBLISH):
                 store.publish(exported(trainer.policy), version=step.version + 1)
             times = trainer_times(recorder.take_seconds())
@@ -51,8 +51,8 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     client, name = ConductorClient(url, credential, rank), config.training.rank_names[rank]
     recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
     with recorder.doing(Activity.START):
-        ranks = join_ranks(rank, config.training.num_ranks, run.meeting_file)
-        trainer = Trainer(config, load_policy(run.model_dir), recorder, ranks)
+        replica = join_ranks(rank, config.training.num_ranks, run.meeting_file)
+        trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config):
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.adamw)
         checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
@@ -60,19 +60,19 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)
         settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
-        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step)
-        if ranks.is_first:
+        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, share=replica.share)
+        if replica.is_writer:
             store.publish(exported(trainer.policy), version=run.first_step)
             loader.announce(run.first_step)
     with interrupts.deferred():
         try:
             train(loader, trainer, store, checkpoints, recorder)
         except KeyboardInterrupt:
-            if ranks.is_first:
+            if replica.is_writer:
                 checkpoints.save_interrupted()
             raise
         leave_ranks()
-        if ranks.is_first:
+        if replica.is_writer:
             with recorder.doing(Activity.SAVE):
                 checkpoints.save_last(config.num_steps)
                 save_policy(trainer.policy, run.model_dir, run.trained_model)

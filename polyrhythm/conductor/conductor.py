@@ -200,6 +200,19 @@ class Conductor:
                 return GroupsReply(groups=groups, is_last=is_last)
             await step.changed.wait(min(remaining_s, TICK_S))
 
+    def report(self, report: ActivityReport) -> None:
+        """What a rank of the trainer does now, and what it has done."""
+        if report.process not in self.trainer.ranks:
+            raise Conflict(f"{report.process!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
+        if self.trainer.observe(report):
+            self._event()
+        self.pool.spans.extend(report.spans)
+
+    async def trainer_threads(self, known: int, wait_s: float) -> int:
+        """How many threads the trainer should use, as soon as that is not the known number; 0: as it was started."""
+        self._raise_failure()
+        return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
+
     def _check_done(self, step: Step, version: int) -> None:
         """Conflict unless the step can have made these weights."""
         if version != step.version + 1 or step.is_committed:
@@ -224,19 +237,6 @@ class Conductor:
         self.step_log.close(step, engines, metrics)
         self._journal.forget_groups_before(step.version)
         self._event()
-
-    def report(self, report: ActivityReport) -> None:
-        """What a rank of the trainer does now, and what it has done."""
-        if report.process not in self.trainer.ranks:
-            raise Conflict(f"{report.process!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
-        if self.trainer.observe(report):
-            self._event()
-        self.pool.spans.extend(report.spans)
-
-    async def trainer_threads(self, known: int, wait_s: float) -> int:
-        """How many threads the trainer should use, as soon as that is not the known number; 0: as it was started."""
-        self._raise_failure()
-        return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
 
     def _begin_step(self, version: int, cursor: int) -> None:
         rollout = self.config.rollout

@@ -20,7 +20,8 @@ from polyrhythm.observe.activity import Activity, seconds_metric
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
 from polyrhythm.training.packing.layout import Layout, pack
-from polyrhythm.training.parallel.ranks import Ranks
+from polyrhythm.training.parallel.ranks import WholeReplica
+from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import Group, MicroBatch
 
@@ -35,9 +36,9 @@ class _Sums:
     """What the loss itself adds up, by the name of the metric that shows it per token."""
 
     @classmethod
-    def of_all(cls, ranks: Sequence["_Sums"]) -> "_Sums":
+    def of_all(cls, replicas: Sequence["_Sums"]) -> "_Sums":
         merged = cls()
-        for sums in ranks:
+        for sums in replicas:
             for name, value in sums.totals.items():
                 merged.add(name, value)
             for name, value in sums.maxima.items():
@@ -57,9 +58,9 @@ class _Sums:
 
 
 class Trainer:
-    """One rank. Between two `optim_step`s it may be given any number of micro-batches in any order.
+    """One replica, or a shard of it. Between two `optim_step`s it may be given any number of micro-batches in any order.
 
-    `optim_step` and `metrics` are collective: every rank calls them, and gets the same.
+    `optim_step` and `metrics` are collective: every process calls them, and gets the same.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class Trainer:
         config: Config,
         policy: PreTrainedModel,
         recorder: ActivityRecorder | None = None,
-        ranks: Ranks | None = None,
+        replica: Replica | None = None,
     ):
         self.config = config
-        self.ranks = ranks or Ranks()
+        self.replica = replica or WholeReplica()
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature)
         self.loss = find_loss(config.algorithm.loss)
         self.optimizer = Optimizer(policy, config.training)
@@ -111,12 +112,10 @@ class Trainer:
                 self._forward_backward(kept)
 
     def optim_step(self) -> None:
-        """Divide by what the micro-batches of all ranks added to the divisor, clip, update."""
-        if self.ranks.num > 1:
+        """Divide by what the micro-batches of all replicas added to the divisor, clip, update."""
+        if not self.replica.is_alone:
             with interrupts.allowed(), self.recorder.doing(Activity.REDUCE):
-                divisor = torch.tensor(self.divisor, dtype=torch.float64, device=self.device)
-                self.ranks.add_up([*self.optimizer.gradients(), divisor])
-                self.divisor = float(divisor)
+                self.divisor = self.replica.add_up(self.optimizer.gradients(), self.divisor)
         with self.recorder.doing(Activity.UPDATE):
             if self.divisor > 0:
                 self.update_metrics = self.optimizer.step(self.divisor)
@@ -124,9 +123,9 @@ class Trainer:
             self.num_updates_in_step += 1
 
     def metrics(self) -> dict[str, float]:
-        """Of the step so far, over all ranks."""
-        sums, waits = self.ranks.gather(self.sums), self.ranks.gather(self.recorder.seconds(Activity.WAIT))
-        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if self.ranks.num > 1 else {}
+        """Of the step so far, over all replicas."""
+        sums, waits = self.replica.gather(self.sums), self.replica.gather(self.recorder.seconds(Activity.WAIT))
+        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if self.replica.num > 1 else {}
         return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **balance}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:

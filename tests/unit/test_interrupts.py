@@ -57,7 +57,7 @@ def interrupted_at(moment: str, tmp_path, every: int = 100, updates_per_step: in
     rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 9}
     training = {"checkpoint_every": every, "updates_per_step": updates_per_step}
     config = load_config([], {"num_steps": 4, "rollout": rollout, "training": training})
-    trainer, source = Trainer(config, build_tiny_model("llama")), InterruptedSource(moment)
+    trainer, source = Trainer(config, build_tiny_model("llama")), InterruptedSource(moment)  # pyright: ignore
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every)
     with interrupts.deferred():
         with pytest.raises(KeyboardInterrupt):

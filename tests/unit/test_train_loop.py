@@ -8,18 +8,18 @@ from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
-from polyrhythm.training.parallel.ranks import Ranks
+from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
 
 
-class Follower(Ranks):
+class Follower(WholeReplica):
     """A rank that is not the first, without others."""
 
     def __init__(self):
-        super().__init__(rank=1, num=1)
+        super().__init__(index=1, num=1)
 
 
 def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
@@ -28,7 +28,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     config = load_config([], {"num_steps": 1, "rollout": rollout, "training": {"checkpoint_every": 1}})
     store = WeightStore(tmp_path / "weights")
     store.publish(exported(build_tiny_model("llama")), version=0)
-    trainer = Trainer(config, policy, ranks=Follower())
+    trainer = Trainer(config, policy, replica=Follower())
     source = ScriptedSource([[make_group(0), make_group(1)]])
     loader = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True))
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every=1)

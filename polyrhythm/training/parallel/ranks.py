@@ -1,8 +1,7 @@
-"""The ranks of the trainer: processes with one copy of the policy each, which train on different groups.
+"""The ranks of the trainer: each is a replica by itself, a process with the whole policy.
 
-Losses are sums, so the gradient of a step is the sum over ranks of what each has added up. Every rank then makes the same
-update with the same numbers. That they stay equal is not assumed: at every step the others check their weights against
-those that the first has published.
+That they stay equal is not assumed: at every step the others check their weights against those that the writer has
+published.
 """
 
 import logging
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from polyrhythm.devices import choose_device
 from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.types import MicroBatch
 
 T = TypeVar("T")
 DEADLINE = timedelta(days=1)
@@ -28,23 +28,33 @@ DEADLINE = timedelta(days=1)
 log = logging.getLogger(__name__)
 
 
-class Ranks:
-    """One rank among all. Its methods are collective: every rank calls the same ones in the same order."""
+class WholeReplica:
+    """A `Replica` of one rank. The first rank is the writer."""
 
-    def __init__(self, rank: int = 0, num: int = 1, device: torch.device | None = None):
-        self.rank = rank
+    def __init__(self, index: int = 0, num: int = 1, device: torch.device | None = None):
+        self.index = index
         self.num = num
         self._device = device or torch.device("cpu")
 
     @property
-    def is_first(self) -> bool:
-        """The first rank speaks for all: it opens and commits steps, publishes weights and writes checkpoints."""
-        return self.rank == 0
+    def is_writer(self) -> bool:
+        return self.index == 0
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum over all ranks into each tensor, the same bits on every rank."""
+    @property
+    def is_alone(self) -> bool:
+        return self.num == 1
+
+    def share(self, micro_batch: MicroBatch | None) -> MicroBatch | None:
+        return micro_batch
+
+    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         if self.num == 1:
-            return
+            return divisor
+        total = torch.tensor(divisor, dtype=torch.float64, device=self._device)
+        self._all_reduce([*gradients, total])
+        return float(total)
+
+    def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
         try:
             for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
                 assert work is not None
@@ -53,7 +63,7 @@ class Ranks:
             raise _lost(error) from None
 
     def gather(self, message: T) -> list[T]:
-        """What every rank has to say, in their order; as msgpack, because pickle would run what it is sent."""
+        """As msgpack, because pickle would run what it is sent."""
         if self.num == 1:
             return [message]
         said = torch.frombuffer(bytearray(msgspec.msgpack.encode(message)), dtype=torch.uint8)
@@ -76,13 +86,13 @@ class Ranks:
             row.copy_(received)
 
 
-def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DEADLINE) -> Ranks:
+def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DEADLINE) -> WholeReplica:
     """Wait for the other ranks of this machine. They find each other through a file that only their user can read.
 
     Accelerators are given out by rank; that has not been run on any.
     """
     if num == 1:
-        return Ranks()
+        return WholeReplica()
     device = choose_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
@@ -94,7 +104,7 @@ def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DE
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {rank} of {num} did not meet the others within {deadline}: {error}") from None
-    return Ranks(rank, num, device)
+    return WholeReplica(rank, num, device)
 
 
 def leave_ranks() -> None:

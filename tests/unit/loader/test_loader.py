@@ -6,6 +6,7 @@ import pytest
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError
 from polyrhythm.loader import LoaderSettings, RolloutLoader
+from polyrhythm.messages import GroupsReply
 from tests.conftest import ScriptedSource, make_group
 
 
@@ -70,6 +71,29 @@ def test_a_rollout_without_reward_takes_no_part_in_the_group():
                 assert [rollout.index for rollout in micro_batch.groups[0].rollouts] == [0, 2]
                 first, second = micro_batch.advantages[0]
                 assert first == -second > 0
+
+
+def test_shards_of_a_replica_train_on_what_one_of_them_was_given():
+    """The one that asks passes everything on, the end too; the others have no groups of their own and see the same."""
+    passed_on: list = []
+    config = config_for(4, training={"tokens_per_micro_batch": 30})
+    given = [[make_group(0), make_group(1)], [make_group(2), make_group(4)]]
+
+    def pass_on(micro_batch):
+        passed_on.append(micro_batch)
+        return micro_batch
+
+    def seen_with(source, share) -> list:
+        steps = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True), share=share).steps()
+        return [micro_batch for step in steps for update in step.updates() for micro_batch in update]
+
+    class NoGroups(ScriptedSource):
+        def groups(self, version, offset, until, wait_s):
+            return GroupsReply(groups=[], is_last=True)
+
+    trained = seen_with(ScriptedSource(given), pass_on)
+    assert len(trained) > 1 and passed_on == [*trained, None]
+    assert seen_with(NoGroups([]), lambda nothing: passed_on.pop(0)) == trained
 
 
 def test_a_group_of_another_step_is_refused():

@@ -8,7 +8,7 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import LoaderSettings, RolloutLoader
-from polyrhythm.training.parallel.ranks import Ranks
+from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
@@ -23,10 +23,10 @@ def config_for(**flags):
 
 
 def gradients_of(
-    policy, config, arrivals, trainer_class=Trainer, ranks: Ranks | None = None
+    policy, config, arrivals, trainer_class=Trainer, replica: WholeReplica | None = None
 ) -> tuple[list[torch.Tensor], Trainer]:
     """One step through loader and trainer; the gradients of every update as AdamW receives them."""
-    trainer = trainer_class(config, copy.deepcopy(policy), ranks=ranks)
+    trainer = trainer_class(config, copy.deepcopy(policy), replica=replica)
     source = ScriptedSource(arrivals) if isinstance(arrivals, list) else arrivals
     seen: list[torch.Tensor] = []
     update = trainer.optimizer.adamw.step

@@ -48,18 +48,18 @@ def all_groups() -> list[Group]:
 
 def main(rank: int, num: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    ranks = join_ranks(rank, num, folder / "meeting")
+    replica = join_ranks(rank, num, folder / "meeting")
     listening = [
         connection.laddr.ip
         for connection in psutil.Process().net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     said: dict = {"listening": listening, "metrics": {}}
-    said["gathered"] = [str(value) for value in ranks.gather([float("inf"), -1.5, float(rank)])]
+    said["gathered"] = [str(value) for value in replica.gather([float("inf"), -1.5, float(rank)])]
     gradients = {}
     for name, flags in SCENARIOS.items():
         source = ShareSource(rank, 1 if name == "all to one rank" else num)
-        seen, trainer = gradients_of(build_tiny_model("llama"), config_for(**flags), source, ranks=ranks)
+        seen, trainer = gradients_of(build_tiny_model("llama"), config_for(**flags), source, replica=replica)
         gradients |= {f"{name}/{index}": gradient for index, gradient in enumerate(seen)}
         said["metrics"][name] = trainer.metrics()
     save_file(gradients, folder / f"gradients-{rank}.safetensors")

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from polyrhythm.errors import RunError
-from polyrhythm.training.parallel.ranks import Ranks, join_ranks
+from polyrhythm.training.parallel.ranks import WholeReplica, join_ranks
 from tests.conftest import build_tiny_model
 from tests.unit.training.parallel.rank_worker import COMPARED, SCENARIOS, all_groups
 from tests.unit.training.test_equivalence import config_for, gradients_of, relative_error
@@ -93,8 +93,8 @@ def test_a_rank_does_not_wait_for_ever_for_the_others(tmp_path):
 
 
 def test_one_rank_needs_nobody(tmp_path):
-    ranks = join_ranks(0, 1, tmp_path / "meeting")
-    tensor = torch.ones(3)
-    ranks.add_up([tensor])
-    assert ranks.is_first and ranks.gather({"a": 1}) == [{"a": 1}] and torch.equal(tensor, torch.ones(3))
-    assert not Ranks(1, 2).is_first
+    replica = join_ranks(0, 1, tmp_path / "meeting")
+    gradient = torch.ones(3)
+    assert replica.add_up([gradient], 2.5) == 2.5 and torch.equal(gradient, torch.ones(3))
+    assert replica.is_writer and replica.is_alone and replica.gather({"a": 1}) == [{"a": 1}]
+    assert not WholeReplica(1, 2).is_writer and not WholeReplica(0, 2).is_alone
