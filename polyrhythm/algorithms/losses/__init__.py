@@ -1,6 +1,6 @@
 """The kinds of loss by name; `module:name` is a function of the user's. Nothing here imports torch."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from polyrhythm.errors import UserError
 from polyrhythm.user_code import import_attribute
@@ -26,7 +26,7 @@ def find_loss(name: str) -> "Loss":
         ) from error
     if not callable(loss):
         raise UserError(f"algorithm.loss={name!r} is not a function: name one that takes (inputs, config)")
-    return loss
+    return cast("Loss", loss)
 
 
 def check_loss(name: str) -> None:
