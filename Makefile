@@ -16,7 +16,7 @@ quickstart: setup  ## a real model learns two-digit addition on this machine
 
 test: setup  ## the whole suite
 	$(BIN)/polyrhythm fetch smollm2-135m
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 soak: setup  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
 	$(BIN)/python benchmarks/soak.py
