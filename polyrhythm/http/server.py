@@ -80,8 +80,10 @@ class HttpServer:
 
     def add(self, scope: str, routes: Iterable[web.RouteDef]) -> None:
         """Serve these routes to whoever has the scope."""
-        for route in self.app.add_routes(list(routes)):
-            self._scopes[route] = scope
+        self.app.add_routes(list(routes))
+        # Not only what add_routes returns: `web.get` adds a route for HEAD too, and does not tell.
+        for route in self.app.router.routes():
+            self._scopes.setdefault(route, scope)
 
     @contextlib.asynccontextmanager
     async def serving(self, listener: Listener) -> AsyncIterator[str]:
@@ -119,9 +121,9 @@ class HttpServer:
             return self._say_error(request, 500, "the server failed on this request; its log has the cause", None)
 
     def _admit(self, request: web.Request) -> None:
-        """Let the request pass if it shows what its route asks for; a path that is none is not told to strangers."""
-        scope = self._scopes.get(request.match_info.route)
-        if scope == PUBLIC or isinstance(request.match_info.http_exception, web.HTTPMethodNotAllowed):
+        """Let the request pass if it shows what its route asks for; strangers do not learn which paths and methods there are."""
+        scope = self._scopes.get(request.match_info.route)  # None: there is no such path, or not with this method
+        if scope == PUBLIC:
             return
         if not (scope in self._open_scopes or (scope is None and self._open_scopes)):
             shown = self._credentials.scopes_of(request.headers.get("Authorization", ""))

@@ -29,10 +29,12 @@ async def assert_unharmed(stage) -> None:
 @pytest.mark.parametrize("token", ["", "wrong", "generate-token", "admin-tokenx", "Bearer admin-token", "admin-tokeñ"])
 async def test_without_the_admin_token_nothing_is_served(make_stage, token):
     stage = await make_stage()
-    for method, paths in (("GET", GETS), ("POST", POSTS)):
+    for method, paths in (("GET", GETS), ("POST", POSTS), ("DELETE", GETS + POSTS)):
         for path in paths:
             status, body = await stage.call(method, path, {"name": "engine-0", "version": 0}, token=token)
             assert (status, body) == (401, b"a token is needed")
+    for path in GETS:
+        assert (await stage.call("HEAD", path, token=token))[0] == 401
     await assert_unharmed(stage)
 
 

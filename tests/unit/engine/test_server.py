@@ -117,7 +117,8 @@ async def test_malformed_and_impossible_requests_get_one_line_and_harm_nothing(c
 async def test_wrong_content_type_method_path_and_oversized_bodies_are_refused(client: Client, monkeypatch):
     assert (await client.post("/generate", generation(), content_type="application/json"))[0] == 415
     assert (await client.post("/nowhere", b""))[0] == 404
-    async with client.session.get(client.url + "/generate") as reply:
+    headers = {"Authorization": "Bearer admin-secret"}
+    async with client.session.get(client.url + "/generate", headers=headers) as reply:
         assert (reply.status, reply.headers["Allow"]) == (405, "POST")
     assert (await client.post("/generate", b"0" * (messages.MAX_BODY_BYTES + 1)))[0] == 413
 

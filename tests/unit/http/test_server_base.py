@@ -23,6 +23,10 @@ class Busy(Refusal):
     status = 409
 
 
+async def say_ok(_: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
 async def echo(request: web.Request) -> web.Response:
     return packed(await read_message(request, messages.EngineName))
 
@@ -42,9 +46,9 @@ async def wait(_: web.Request) -> web.Response:
 
 def make(**options) -> HttpServer:
     server = HttpServer(CREDENTIALS, shutdown_deadline_s=0.1, **options)
-    server.add(PUBLIC, [web.get("/health", lambda _: asyncio.sleep(0, web.Response(text="ok")))])
+    server.add(PUBLIC, [web.get("/health", say_ok)])
     server.add("read", [web.post("/echo", echo), web.get("/refuse", refuse), web.get("/fail", fail)])
-    server.add("admin", [web.get("/wait", wait), web.post("/admin/echo", echo)])
+    server.add("admin", [web.get("/secret", say_ok), web.get("/wait", wait), web.post("/admin/echo", echo)])
     return server
 
 
@@ -76,10 +80,25 @@ async def test_public_routes_need_nothing_and_unknown_ones_are_not_told_to_stran
     assert (await ask(url, "GET", "/nothing", "read-secret"))[0] == 404
 
 
+async def test_a_route_asks_the_same_credential_for_its_head(url):
+    assert (await ask(url, "HEAD", "/health"))[0] == 200
+    assert (await ask(url, "HEAD", "/secret"))[0] == 401
+    assert (await ask(url, "HEAD", "/secret", "read-secret"))[0] == 403
+    assert (await ask(url, "HEAD", "/secret", "admin-secret"))[0] == 200
+
+
+async def test_strangers_do_not_learn_by_another_method_which_paths_there_are(url):
+    for path in ("/echo", "/secret", "/nothing"):
+        assert await ask(url, "DELETE", path) == (401, "a token is needed")
+    assert (await ask(url, "DELETE", "/echo", "read-secret"))[0] == 405
+
+
 async def test_a_scope_can_be_open_to_anybody_and_the_others_stay_closed():
     async with Listener("127.0.0.1", 0) as listener, make(open_scopes={"read"}).serving(listener) as url:
         assert (await ask(url, "POST", "/echo", body=messages.encode(messages.EngineName("x"))))[0] == 200
-        assert (await ask(url, "GET", "/wait"))[0] == 401
+        for method in ("GET", "HEAD"):
+            assert (await ask(url, method, "/secret"))[0] == 401
+        assert (await ask(url, "DELETE", "/echo"))[0] == 405
         assert (await ask(url, "GET", "/nothing"))[0] == 404
 
 
