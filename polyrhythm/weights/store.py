@@ -57,8 +57,6 @@ class WeightStore:
         tensors = _whole_tensors(exported)
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.folder(version)
-        if target.exists():  # a step that is run again after a crash publishes its version again
-            shutil.rmtree(target)
         staging = self._staging_folder()
         try:
             manifest = _write_snapshot(tensors, version, staging / WEIGHTS_FILE)
@@ -68,6 +66,8 @@ class WeightStore:
             is_full = error.errno == errno.ENOSPC
             hint = ": make room (weights go to weights.root, checkpoints to output_dir)" if is_full else ""
             raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
+        if target.exists():  # a step that is run again after a crash publishes its version again
+            shutil.rmtree(target)  # only now: what was there stays until the new one is complete
         os.rename(staging, target)
         _sync_folder(self.root)
         self._retire(version)

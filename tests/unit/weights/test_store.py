@@ -115,6 +115,22 @@ def test_a_version_can_be_published_again(store):
     assert torch.equal(next(other.parameters()), next(model.parameters()))
 
 
+def test_a_version_stays_until_the_one_that_replaces_it_is_complete(store, monkeypatch):
+    model, other = build_tiny_model("llama"), build_tiny_model("llama", seed=1)
+    store.publish(exported(model), 0)
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("polyrhythm.weights.store._write_file", crash)
+        store.publish(exported(other), 0)
+    assert store.versions() == [0]
+    store.verify(exported(model), 0)
+    store.publish(exported(other), 0)
+    store.verify(exported(other), 0)
+
+
 def test_versions_with_gaps_are_kept_by_their_number(store):
     model = build_tiny_model("llama")
     for version in (20, 40, 60):
