@@ -37,6 +37,7 @@ class SpinControl:
         self._period_s = period_s
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="spin-control", daemon=True)
+        self._has_said_why_not = False
         self.sleeper: SleepAtOnce | None = None
         """There while threads must sleep at once."""
 
@@ -60,11 +61,21 @@ class SpinControl:
         self._spin()
 
     def _decide(self, share: float) -> None:
-        if share >= CROWDED_SHARE and self.sleeper is None and (gomp := _libgomp()):
-            log.info("threads waited %.0f%% of the time for a core: they sleep at once when they wait", 100 * share)
-            self.sleeper = SleepAtOnce(gomp)
+        if share >= CROWDED_SHARE and self.sleeper is None:
+            self._sleep_at_once(share)
         elif share < QUIET_SHARE:
             self._spin()
+
+    def _sleep_at_once(self, share: float) -> None:
+        if gomp := _libgomp():
+            log.info("threads waited %.0f%% of the time for a core: they sleep at once when they wait", 100 * share)
+            self.sleeper = SleepAtOnce(gomp)
+        elif not self._has_said_why_not:
+            self._has_said_why_not = True
+            log.info(
+                "threads waited %.0f%% of the time for a core, but keep spinning when they wait: only libgomp can be told "
+                "to let them sleep, and this process uses another OpenMP library", 100 * share,
+            )  # fmt: skip
 
     def _spin(self) -> None:
         if self.sleeper is not None:

@@ -72,6 +72,17 @@ def test_it_does_nothing_where_times_are_not_known():
         assert control.sleeper is None
 
 
+def test_it_says_once_that_threads_keep_spinning_with_another_openmp_library(monkeypatch, caplog):
+    monkeypatch.setattr(spinning, "_libgomp", lambda: None)
+    control = SpinControl()
+    with caplog.at_level("INFO"):
+        for share in (CROWDED_SHARE, 0.0, 1.0, 1.0):
+            control._decide(share)
+    assert control.sleeper is None
+    (said,) = caplog.messages
+    assert "25% of the time" in said and "keep spinning" in said and "another OpenMP library" in said
+
+
 def test_its_pool_has_more_threads_than_cores_and_ends_with_it(gomp):
     before = threads()
     sleeper = SleepAtOnce(gomp)
