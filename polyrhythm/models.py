@@ -28,7 +28,7 @@ REFUSED = {
     **dict.fromkeys(("bloom", "codegen", "gptj", "llama4_text", "mpt", "nemotron", "stablelm"), OWN_ATTENTION),
 }  # fmt: skip
 """Why these cannot be run."""
-ATTENTION_LAYERS = ("full_attention", "sliding_attention", "attention")
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 INSTEAD = "use a decoder such as Llama, Mistral, Qwen3, Gemma or Phi; `polyrhythm models` lists them"
 WEIGHTS_FILE, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"
@@ -67,7 +67,7 @@ def why_not_generated(config: ModelConfig) -> str | None:
     if why := REFUSED.get(str(config.get("model_type"))):
         return why
     kinds = config.get("layer_types") or config.get("layers_block_type") or []
-    if odd := sorted({str(kind) for kind in kinds} - set(ATTENTION_LAYERS)):
+    if odd := sorted({str(kind) for kind in kinds} - ATTENTION_LAYERS):
         return f"has layers of type {', '.join(odd)}, of which nothing is known here"
     return _why_not_its_rotations(config)
 

@@ -8,14 +8,12 @@ from polyrhythm.algorithms.cost import CostModel
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.interrupts import interrupts
-from polyrhythm.loader.client import LONG_POLL_S, ConductorClient
+from polyrhythm.loader.client import GRACE_S, LONG_POLL_S, ConductorClient
 from polyrhythm.loader.micro_batches import ReadyGroups
 from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.types import MicroBatch
-
-GRACE_S = 30.0
 
 
 class GroupSource(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.models import why_not_trained
+from polyrhythm.models import ATTENTION_LAYERS, why_not_trained
 from polyrhythm.training.packing.attention import IMPLEMENTATION, AttentionPlan, kernel_for
 from polyrhythm.training.packing.layout import Block, Layout, pack
 from polyrhythm.training.packing.logprobs import token_logprobs
@@ -21,7 +21,6 @@ from polyrhythm.weights.logits import logits_rule
 
 logger = logging.getLogger(__name__)
 
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 # Two small groups: enough for a state or a score to leak from one sequence into another, if it can.
 _PROBE = [([3, 1, 4, 1, 5], [[9, 2, 6], [5, 3]]), ([5, 8], [[9, 7, 9], [3]])]
 _PROBE_TOLERANCE = 1e-3
@@ -120,7 +119,7 @@ def _hidden_states(model: PreTrainedModel, layout: Layout, span: slice, blocks: 
         use_cache=False,
         attention_plan=plan,
     )
-    expected = sum(kind in _ATTENTION_LAYERS for kind in _layer_types(model))
+    expected = sum(kind in ATTENTION_LAYERS for kind in _layer_types(model))
     if plan.num_calls != expected:
         raise RunError(
             f"{type(model).__name__} ran packed attention in {plan.num_calls} of {expected} layers (implementation "
@@ -136,7 +135,7 @@ def _layer_types(model: PreTrainedModel) -> list[str]:
 
 
 def _recurrent_layers(model: PreTrainedModel) -> list[str]:
-    return sorted(set(_layer_types(model)) - _ATTENTION_LAYERS)
+    return sorted(set(_layer_types(model)) - ATTENTION_LAYERS)
 
 
 def _span_of(block: Block) -> slice:
