@@ -61,9 +61,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build_architecture(kind: str, seed: int = 0) -> PreTrainedModel:
+def build_architecture(kind: str, seed: int = 0, **options: Any) -> PreTrainedModel:
     """Weights large enough for distributions that are not flat, and biases, norms and sinks that are not trivial."""
-    config = AutoConfig.for_model(kind, **{**SHAPE, **ARCHITECTURES[kind]})
+    config = AutoConfig.for_model(kind, **{**SHAPE, **ARCHITECTURES[kind], **options})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -75,8 +75,8 @@ def build_architecture(kind: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def save_architecture(kind: str, folder: Path) -> PreTrainedModel:
-    model = build_architecture(kind)
+def save_architecture(kind: str, folder: Path, **options: Any) -> PreTrainedModel:
+    model = build_architecture(kind, **options)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return model

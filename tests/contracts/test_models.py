@@ -9,6 +9,7 @@ from torch import Tensor
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.engine import InferenceEngine
+from polyrhythm.engine.embedded.scheduler import PREFILL_CHUNK
 from polyrhythm.messages import GenerateRequest
 from polyrhythm.training.packing.layout import pack
 from polyrhythm.training.packing.scoring import prepare_model, score
@@ -82,6 +83,21 @@ async def test_a_completion_is_the_same_bits_alone_and_among_others(dense, tmp_p
     save_architecture(dense, tmp_path)
     alone = await complete(tmp_path, [1, 2, 3], temperature=1.0)
     assert await complete(tmp_path, [1, 2, 3], temperature=1.0, together=True) == alone
+
+
+@pytest.mark.parametrize("window", [24, 300, 4096])
+@pytest.mark.parametrize("kind_with_window", ["mistral", "gemma3_text", "gpt_oss"])
+async def test_windows_of_any_length_are_honoured_in_prompts_of_several_chunks(kind_with_window, window, tmp_path):
+    prompt = [1 + (7 * place + place * place) % (VOCABULARY - 1) for place in range(PREFILL_CHUNK + 40)]
+    options = {"sliding_window": window, "max_position_embeddings": 1024}
+    model = save_architecture(kind_with_window, tmp_path, **options)
+    model.generation_config.eos_token_id = None
+    config = EngineConfig(max_batch=4, threads=1)
+    async with InferenceEngine(tmp_path, config, stop_at_eos=False) as engine:
+        request = GenerateRequest("long", 0, prompt, [0], Sampling(max_tokens=4, temperature=0.0))
+        (completion,) = (await engine.generate(request)).completions
+    own = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)
+    assert completion.token_ids == own[0, len(prompt) :].tolist()
 
 
 def test_gradients_of_packed_rows_are_those_of_separate_sequences(model):

@@ -42,7 +42,8 @@ class Wish:
         last_query = first_query + num_queries - 1
         hides = causal and self.window is not None and last_query - first_key >= self.window
         if self.softcap is None and not hides and keys.size(3) == values.size(3):
-            return attend(queries, keys, values, scale=self.scale, causal=causal)
+            # The kernel's causal mask begins at the first key: keys that lie before all queries need none.
+            return attend(queries, keys, values, scale=self.scale, causal=causal and first_key == first_query)
         visible = None
         if causal:
             at_query = torch.arange(first_query, first_query + num_queries, device=keys.device)[:, None]
@@ -201,9 +202,11 @@ class ModuleRunner:
     def _find_shapes(self) -> list[tuple[int, int, int]]:
         """Key/value heads and the dimensions of keys and values, layer by layer."""
         shapes: dict[int, tuple[int, int, int]] = {}
+        windows: set[int | None] = set()
 
         def record(layer: int, wish: Wish, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             shapes[layer] = (keys.size(1), keys.size(2), values.size(2))
+            windows.add(wish.window)
             return queries.new_zeros(len(queries), queries.size(1), values.size(2))
 
         ids = torch.tensor(PROBE_IDS, device=self.device) % self.vocab_size
@@ -216,6 +219,11 @@ class ModuleRunner:
             raise UserError(
                 f"{_name(self.model)} cannot be run by the embedded engine: {len(shapes)} of its {num_layers} layers call "
                 "the attention function they are given (the others keep a state, or compute attention themselves)"
+            )
+        if _declares_window(self.model.config.get_text_config()) and windows == {None}:
+            raise UserError(
+                f"{_name(self.model)} cannot be run by the embedded engine: it declares a sliding window and does not pass it "
+                "on to the attention function"
             )
         if len(set(shapes.values())) > 1:
             raise UserError(
@@ -278,6 +286,15 @@ def _own_logits(model: Any) -> Tensor:
     model.set_attn_implementation("eager")
     ids = torch.tensor([PROBE_IDS], device=model.device) % model.config.get_text_config().vocab_size
     return model(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+
+
+def _declares_window(config: Any) -> bool:
+    """A probe is shorter than any window: one that came by a mask alone would not be missed in it."""
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is not None:
+        return any(kind in ("sliding_attention", "chunked_attention") for kind in layer_types)
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return bool(window) and getattr(config, "use_sliding_window", True) is not False
 
 
 def _name(model: Any) -> str:

@@ -53,7 +53,7 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
         row_N=row_N,
         bias_V=head.bias,
         temperature=temperature / rule.scale,
-        softcap=rule.softcap,
+        softcap=None if rule.softcap is None else rule.softcap / rule.scale,
         in_place=adds_in_place(head),
     )
     return Scores(logprobs_N, entropy_N)
