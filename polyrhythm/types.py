@@ -1,6 +1,7 @@
 """What flows through the system: problems out, completions back, groups of traces on to the trainer.
 
-Plain msgspec structs without torch, so that every process can import and send them.
+Plain msgspec structs without torch, so that every process can import and send them. Of those that a rollout consists of there
+are hundreds of thousands in flight: they form no cycles, and the garbage collector does not look at them (`gc=False`).
 """
 
 import hashlib
@@ -33,7 +34,7 @@ class Sampling(msgspec.Struct, frozen=True):
     stop_token_ids: tuple[int, ...] = ()
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, gc=False):
     """What an engine returned for one seed. A stop token is the last id; a stop string ends with the token that completes it."""
 
     token_ids: list[int]
@@ -41,7 +42,7 @@ class Completion(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """One stretch of a rollout: what it was given, then what the policy sampled after that.
 
     Given tokens (a hint, the result of a tool) are attended to and never in the loss; sampled ones are.
@@ -53,7 +54,7 @@ class Turn(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
 
 
-class Trace(msgspec.Struct, frozen=True):
+class Trace(msgspec.Struct, frozen=True, gc=False):
     """All tokens of a rollout after its prompt. Who sampled what is the shape of the data: there is no mask to get wrong."""
 
     turns: list[Turn]
@@ -66,6 +67,8 @@ class Trace(msgspec.Struct, frozen=True):
     @property
     def token_ids(self) -> list[int]:
         """Every token after the prompt, given and sampled."""
+        if len(self.turns) == 1 and not self.turns[0].given_ids:
+            return self.turns[0].token_ids  # the usual case, without a copy
         return [token_id for turn in self.turns for ids in (turn.given_ids, turn.token_ids) for token_id in ids]
 
     @property
@@ -98,7 +101,7 @@ class Trace(msgspec.Struct, frozen=True):
         return self.turns[-1].finish_reason
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class Rollout(msgspec.Struct, frozen=True, gc=False):
     """One trace with its reward. `reward = None`: the reward failed, the rollout is excluded and counted."""
 
     index: int

@@ -44,6 +44,8 @@ class Engine:
     capabilities: Capabilities
     max_groups: int
     """So many groups may be in flight there."""
+    load: float = 0.0
+    """The share of them that is."""
     requests: set[EngineRequest] = field(default_factory=set)
     wake: Change = field(default_factory=Change)
     status: EngineStatus | None = None
@@ -139,11 +141,13 @@ class EnginePool:
         """The engine that may serve `version` and has the most room, `avoid` only if there is no other, `never` not at all."""
         best, best_load = None, 1.0
         for engine in self._engines.values():
-            load = engine.num_in_flight / engine.max_groups
-            if engine.name == avoid or engine.name in never:
+            # For every group of a step over all engines: what rules most of them out is asked first, without a call.
+            if engine.load >= best_load or engine.name == avoid or engine.name in never:
                 continue
-            if load < best_load and engine.health.can_serve(version, now_s, engine.num_in_flight):
-                best, best_load = engine, load
+            if engine.health.can_serve(version, now_s, len(engine.requests)):
+                best, best_load = engine, engine.load
+                if best_load == 0:
+                    break
         if best is None and avoid in self._engines and avoid not in never:
             engine = self._engines[avoid]
             has_room = engine.num_in_flight < engine.max_groups
@@ -158,6 +162,7 @@ class EnginePool:
             self.begin(engine, Activity.GENERATE)
             engine.progress_at_s = request.started_s
         engine.requests.add(request)
+        engine.load = len(engine.requests) / engine.max_groups
         return request
 
     def end_request(self, request: EngineRequest) -> None:
@@ -165,6 +170,7 @@ class EnginePool:
         request.scope = None
         engine = request.engine
         engine.requests.discard(request)
+        engine.load = len(engine.requests) / engine.max_groups
         if not engine.requests:
             self.end(engine)
             engine.wake.set()
