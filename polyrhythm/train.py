@@ -65,12 +65,8 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
             store.publish(exported(trainer.policy), version=run.first_step)
             loader.announce(run.first_step)
     with interrupts.deferred():
-        try:
+        with checkpoints.kept():
             train(loader, trainer, store, checkpoints, recorder)
-        except KeyboardInterrupt:
-            if replica.is_writer:
-                checkpoints.save_interrupted()
-            raise
         leave_ranks()
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):

@@ -1,6 +1,7 @@
 """The commands. Heavy imports happen inside them, so that `--help` answers at once."""
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import sys
@@ -41,7 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        print("\ninterrupted: all processes have ended", file=sys.stderr)
+        ended = ": all processes have ended" if arguments[:1] == ["train"] else ""
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(f"\ninterrupted{ended}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `polyrhythm ... | head`
         return 141

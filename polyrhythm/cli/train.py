@@ -1,6 +1,7 @@
 """`polyrhythm train`: all processes of a run on this machine."""
 
 import argparse
+import contextlib
 import json
 import shutil
 import signal
@@ -95,9 +96,11 @@ def run(parsed: argparse.Namespace) -> int:
             outcome = "interrupted"
             raise
         finally:
-            view.close(outcome)
+            with contextlib.suppress(OSError):  # stdout may be closed while stderr is read, and both may be
+                view.close(outcome)
             if outcome == "interrupted" or (outcome == "failed" and newest_whole_version(folder.checkpoints)):
-                print(_what_is_kept(folder, config), file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    print(_what_is_kept(folder, config), file=sys.stderr)
     return 0
 
 

@@ -1,7 +1,7 @@
 """The engines that this run has started: restarted when they die, within a budget, and ended when they are let go."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from polyrhythm.cluster.launcher import Launcher, ProcessSpec, RunProcess, command_of, failed_by_mistake
 from polyrhythm.cluster.run_folder import RunFolder
@@ -26,6 +26,7 @@ class EngineProcesses:
         self._max_restarts = max_restarts
         self._num_restarts: Counter[str] = Counter()
         self._leaving: set[str] = set()
+        self._unproven: set[str] = set()
         self._given_up: dict[str, RunProcess] = {}
         self._note = note
 
@@ -33,6 +34,12 @@ class EngineProcesses:
     def names(self) -> list[str]:
         """The engines that are here to stay, in the order they were started."""
         return [name for name in self.processes if name not in self._leaving]
+
+    def start_first(self, names: Iterable[str]) -> None:
+        """Start the engines that the run begins with. A mistake of the user shows in them before they have served."""
+        for name in names:
+            self._unproven.add(name)
+            self.start(name)
 
     def start(self, name: str) -> None:
         self._folder.forget_announcement(name)
@@ -58,20 +65,23 @@ class EngineProcesses:
     def reconcile(self, ended: list[RunProcess], status: RunStatus) -> None:
         """Make the processes follow what the conductor has decided, and restart those that died.
 
-        `status` must be newer than `ended`, so that it says which of them were meant to end. UserError for an engine
-        that ended by a mistake of the user, RunError when there is no engine left.
+        `status` must be newer than `ended`, so that it says which of them were meant to end. UserError for a mistake of
+        the user that concerns the run and not one late engine, RunError when there is no engine left.
         """
         for engine in status.engines:
             process = self.processes.get(engine.name)
             if process is not None and engine.url == self._folder.url(process.name):
                 self._follow(process, engine)
+        serving = {engine.name for engine in status.engines if _serves(engine)} - {process.name for process in ended}
         for process in ended:
-            self._handle_end(process)
+            self._handle_end(process, is_served=bool(serving))
         if self._given_up and not self.processes and not self._others(status):
             raise RunError("\n".join(process.describe_end() for process in self._given_up.values()))
 
     def _follow(self, process: RunProcess, engine: EngineView) -> None:
         """Do with a process what the conductor has decided about its engine."""
+        if _serves(engine):
+            self._unproven.discard(process.name)
         if engine.state is EngineState.DRAINING or engine.is_dismissed:
             self._leaving.add(process.name)
         if engine.state is EngineState.GONE and engine.is_dismissed:
@@ -80,13 +90,15 @@ class EngineProcesses:
             self._note(f"{process.name} is given up ({engine.cause}): its process is killed")
             process.kill()
 
-    def _handle_end(self, process: RunProcess) -> None:
+    def _handle_end(self, process: RunProcess, is_served: bool) -> None:
         if process.name in self._leaving:
             self._leaving.discard(process.name)
             self._note(f"{process.name} has left the run")
             del self.processes[process.name]
-        elif failed_by_mistake(process):  # it would fail in the same way again
-            raise UserError(process.describe_end())
+        elif failed_by_mistake(process):
+            if not is_served or process.name in self._unproven or self._max_restarts == 0:
+                raise UserError(process.describe_end())
+            self._give_up(process, "it would fail in the same way again, so it stays away")
         elif self._max_restarts == 0:
             raise RunError(process.describe_end())
         elif self._num_restarts[process.name] < self._max_restarts:
@@ -95,12 +107,19 @@ class EngineProcesses:
             self._note(f"{process.describe_end()}: it is started again, {number}")
             self.start(process.name)
         else:
-            self._given_up[process.name] = self.processes.pop(process.name)
-            self._note(
-                f"{process.describe_end()}: cluster.max_restarts={self._max_restarts} are used up, it stays away"
-            )
+            self._give_up(process, f"cluster.max_restarts={self._max_restarts} are used up, it stays away")
+
+    def _give_up(self, process: RunProcess, why: str) -> None:
+        self._given_up[process.name] = self.processes.pop(process.name)
+        self._note(f"{process.describe_end()}: {why}")
 
     def _others(self, status: RunStatus) -> list[str]:
         """Engines of the run that were started elsewhere."""
         present = [engine.name for engine in status.engines if engine.state is not EngineState.GONE]
         return [name for name in present if name not in self._given_up]
+
+
+def _serves(engine: EngineView) -> bool:
+    """Whether it has held a policy, and is ready or will be as soon as it has loaded the next one."""
+    trusted = (EngineState.LOADING, EngineState.READY, EngineState.SUSPECT)
+    return engine.policy_version is not None and engine.state in trusted

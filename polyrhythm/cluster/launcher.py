@@ -51,7 +51,7 @@ class RunProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it now, even if it is stopped; it has ended when this returns."""
+        """End it now, even if it is stopped. It has ended when this returns, unless the kernel holds it: that is logged."""
         ...
 
     def end(self, deadline_s: float) -> None:

@@ -4,6 +4,7 @@ The parent keeps the other end of a child's standard input open and never writes
 SIGKILL, the child's read returns and the child leaves.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from polyrhythm.cluster.run_folder import RunFolder
 KILL_DEADLINE_S = 5.0
 PARENT_WATCHED = "POLYRHYTHM_PARENT"
 ORPHANED_EXIT_CODE = 3
+
+log = logging.getLogger(__name__)
 
 
 class LocalLauncher:
@@ -64,7 +67,10 @@ class LocalProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(KILL_DEADLINE_S)
+        try:
+            self.process.wait(KILL_DEADLINE_S)
+        except subprocess.TimeoutExpired:  # the kernel holds it; the others must end all the same
+            log.warning("%s (pid %d) has not ended %g s after SIGKILL", self.name, self.process.pid, KILL_DEADLINE_S)
 
     def end(self, deadline_s: float) -> None:
         try:

@@ -1,5 +1,6 @@
 """The supervisor of a run: it starts all processes, watches them, restarts engines, and ends everything together."""
 
+import contextlib
 import signal
 import time
 from datetime import datetime
@@ -23,6 +24,7 @@ from polyrhythm.config import Config
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.status import RunStatus
 from polyrhythm.observe.terminal.view import NoView, View
+from polyrhythm.weights.snapshot import newest_whole_version
 
 POLL_S = 0.2
 END_DEADLINE_S = 5.0
@@ -51,8 +53,7 @@ class Supervisor:
     def __enter__(self) -> "Supervisor":
         try:
             self.conductor = self._start("conductor", "conductor", 1, "conductor")
-            for index in range(self.config.cluster.num_engines):
-                self.engines.start(f"engine-{index}")
+            self.engines.start_first([f"engine-{index}" for index in range(self.config.cluster.num_engines)])
             for rank, name in enumerate(self.config.training.rank_names):
                 self.ranks.append(self._start(name, "trainer", self.threads.trainer, "trainer", "--rank", str(rank)))
             self._wait_for_conductor()
@@ -86,15 +87,17 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def note(self, line: str) -> None:
-        """Tell the user, and keep it."""
-        with open(self.folder.logs / "supervisor.log", "a") as log:
+        """Tell the user, and keep it. Nobody may be left to read it: the terminal is closed, or `| tee` has ended."""
+        with contextlib.suppress(OSError), open(self.folder.logs / "supervisor.log", "a") as log:
             print(datetime.now().isoformat(sep=" ", timespec="seconds"), line, file=log)
-        self.view.note(line)
+        with contextlib.suppress(OSError):
+            self.view.note(line)
 
     def close(self, is_interrupted: bool = False) -> None:
         """Ask every process to end, then insist; a second Ctrl-C insists at once. No process is left behind.
 
-        The first rank has time to write a checkpoint, and the conductor stays for that: the rank may be closing a step.
+        The first rank has time to save what is not saved yet, and the conductor stays for that: the rank may be closing
+        a step.
         """
         with signals_handled(self._insist, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if is_interrupted:
@@ -103,7 +106,9 @@ class Supervisor:
             for process in self.processes:
                 if process is not self.conductor:
                     process.ask_to_end()
-            self._wait_for_checkpoint()
+            self._wait_for_writer(END_DEADLINE_S)
+            if self._has_more_to_save():
+                self._wait_for_writer(self._checkpoint_deadline_s())
             for process in self.processes:
                 if self._insisted and process is not self.conductor:  # it alone has children, and ends them first
                     process.kill()
@@ -117,8 +122,16 @@ class Supervisor:
     def _insist(self, *_: object) -> None:
         self._insisted = True
 
-    def _wait_for_checkpoint(self) -> None:
-        until = time.monotonic() + self._checkpoint_deadline_s()
+    def _has_more_to_save(self) -> bool:
+        """Whether a finished step has no checkpoint, or the trained model is not written."""
+        num_finished = self.folder.num_finished_steps()
+        if num_finished >= self.config.num_steps and not self.folder.trained_model.exists():
+            return True
+        num_kept = newest_whole_version(self.folder.checkpoints)
+        return self.config.training.checkpoint_every > 0 and num_finished > num_kept
+
+    def _wait_for_writer(self, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
         while not self._insisted and time.monotonic() < until and any(r.returncode is None for r in self.ranks[:1]):
             time.sleep(0.02)
 

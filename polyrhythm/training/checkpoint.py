@@ -3,11 +3,13 @@
 The reference model is not in them: it is the model that the run started from.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from polyrhythm.errors import RunError
+from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.activity import Activity
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import named_weights, whole
@@ -38,7 +40,17 @@ class Checkpoints:
         if self.every and version % self.every:
             self.save(version)
 
-    def save_interrupted(self) -> None:
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """When the training inside is interrupted, or another process fails, the writer saves what is finished."""
+        try:
+            yield
+        except (KeyboardInterrupt, AnotherFailed):
+            if self.trainer.replica.is_writer:
+                self._save_finished()
+            raise
+
+    def _save_finished(self) -> None:
         """Write the last finished step before the process ends, if the policy still is what that step made.
 
         After the first of several updates it is not: then the checkpoints that are there must do.

@@ -114,7 +114,7 @@ class Trainer:
     def optim_step(self) -> None:
         """Divide by what the micro-batches of all replicas added to the divisor, clip, update."""
         if not self.replica.is_alone:
-            with interrupts.allowed(), self.recorder.doing(Activity.REDUCE):
+            with self.recorder.doing(Activity.REDUCE):  # who left after it would fail the others after their update
                 self.divisor = self.replica.add_up(self.optimizer.gradients(), self.divisor)
         with self.recorder.doing(Activity.UPDATE):
             if self.divisor > 0:

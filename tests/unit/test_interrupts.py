@@ -1,17 +1,20 @@
 """Where a signal may end the trainer, and where it has to wait."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from torch import Tensor
 
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.config import load_config
+from polyrhythm.errors import AnotherFailed
 from polyrhythm.interrupts import interrupts
 from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
+from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
@@ -52,20 +55,28 @@ class InterruptedSource(ScriptedSource):
             signal.raise_signal(signal.SIGTERM)
 
 
-def interrupted_at(moment: str, tmp_path, every: int = 100, updates_per_step: int = 1) -> tuple[list[int], list[str]]:
+class FailingSource(InterruptedSource):
+    """The conductor dies at that moment."""
+
+    def _interrupt(self, moment: str) -> None:
+        if moment == self.moment:
+            raise AnotherFailed("the conductor does not answer")
+
+
+def interrupted_at(
+    moment: str, tmp_path, every: int = 100, updates_per_step: int = 1, source_type: type = InterruptedSource
+) -> tuple[list[int], list[str]]:
     """The versions of the checkpoints that are there after the signal, and what the trainer had said until then."""
     rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 9}
     training = {"checkpoint_every": every, "updates_per_step": updates_per_step}
     config = load_config([], {"num_steps": 4, "rollout": rollout, "training": training})
-    trainer, source = Trainer(config, build_tiny_model("llama")), InterruptedSource(moment)  # pyright: ignore
+    trainer, source = Trainer(config, build_tiny_model("llama")), source_type(moment)  # pyright: ignore
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every)
-    with interrupts.deferred():
-        with pytest.raises(KeyboardInterrupt):
-            train(
-                RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer, WeightStore(tmp_path / "weights"), checkpoints,
-                ActivityRecorder("trainer"),
-            )  # fmt: skip
-        checkpoints.save_interrupted()
+    with interrupts.deferred(), pytest.raises((KeyboardInterrupt, AnotherFailed)), checkpoints.kept():
+        train(
+            RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer, WeightStore(tmp_path / "weights"), checkpoints,
+            ActivityRecorder("trainer"),
+        )  # fmt: skip
     return checkpoints.store.versions(), source.events
 
 
@@ -93,6 +104,35 @@ def test_after_the_first_of_several_updates_the_finished_step_is_gone_and_no_mix
     assert interrupted_at("groups 0 of 3", tmp_path, every=2, updates_per_step=2)[0] == [2, 3], "no update was made yet"
     interrupts._has_come = False
     assert interrupted_at("groups 2 of 3", tmp_path / "other", every=2, updates_per_step=2)[0] == [2]
+
+
+@pytest.mark.parametrize("moment", ["engines hold 2", "groups 0 of 2", "groups 2 of 2"])
+def test_the_last_finished_step_is_written_too_when_the_conductor_dies(tmp_path, moment):
+    assert interrupted_at(moment, tmp_path, source_type=FailingSource)[0] == [2]
+
+
+def test_a_step_that_the_conductor_did_not_commit_is_not_written(tmp_path):
+    assert interrupted_at("published 2", tmp_path, source_type=FailingSource)[0] == []
+
+
+class InterruptedReplica(WholeReplica):
+    """Of two; a signal comes while gradients are added up."""
+
+    def __init__(self):
+        super().__init__(index=1, num=2)
+
+    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
+        signal.raise_signal(signal.SIGTERM)
+        return divisor
+
+
+def test_a_signal_while_gradients_are_added_up_waits_for_the_end_of_the_step():
+    trainer = Trainer(load_config([], {}), build_tiny_model("llama"), replica=InterruptedReplica())
+    with interrupts.deferred():
+        trainer.optim_step()
+        with pytest.raises(KeyboardInterrupt), interrupts.allowed():
+            pass
+    assert trainer.num_updates_in_step == 1
 
 
 def test_a_second_signal_does_not_disturb_who_is_ending():

@@ -54,8 +54,7 @@ def make_engines(folder, launcher):
     def make(max_restarts: int, *names: str) -> tuple[EngineProcesses, list[str]]:
         notes: list[str] = []
         engines = EngineProcesses(folder, launcher, 1, max_restarts, notes.append)
-        for name in names:
-            engines.start(name)
+        engines.start_first(names)
         return engines, notes
 
     return make
@@ -67,7 +66,7 @@ def status(folder: RunFolder, **states: str) -> RunStatus:
         name = name.replace("_", "-")
         state, _, dismissed = state.partition(" ")
         url = folder.url(name) or "http://elsewhere"
-        engines.append(make_engine(name, state, url=url, is_dismissed=bool(dismissed)))
+        engines.append(make_engine(name, state, url=url, is_dismissed=bool(dismissed), policy_version=0))
     return make_status(engines=engines)
 
 
@@ -158,15 +157,40 @@ def test_engines_that_are_added_in_a_row_get_names_of_their_own_before_they_have
     assert engines.names == ["engine-0", "engine-1", "engine-2"]
 
 
+def end_by_mistake(engines: EngineProcesses, folder: RunFolder, name: str) -> None:
+    says_so = f"echo \"polyrhythm: model='x' cannot be run: use another\"; exit {UserError.exit_code}"
+    mistaken = LocalLauncher(folder).start(ProcessSpec(name, "engine", ["sh", "-c", says_so]))
+    wait_for_end(mistaken)
+    engines.processes[name] = mistaken
+
+
 def test_a_mistake_of_the_user_ends_the_run_at_once_with_its_message(make_engines, folder, launcher):
     engines, notes = make_engines(3, "engine-0", "engine-1")
-    says_so = f"echo \"polyrhythm: model='x' cannot be run: use another\"; exit {UserError.exit_code}"
-    mistaken = LocalLauncher(folder).start(ProcessSpec("engine-1", "engine", ["sh", "-c", says_so]))
-    wait_for_end(mistaken)
-    engines.processes["engine-1"] = mistaken
+    end_by_mistake(engines, folder, "engine-1")
     with pytest.raises(UserError, match=r"engine-1 ended with exit code 2: model='x' cannot be run: use another"):
         look(engines, status(folder, engine_0="ready"))
     assert len(launcher.started) == 2 and not notes, "nothing was started again"
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_mistake_of_one_engine_does_not_end_a_run_that_others_serve(make_engines, folder, launcher, is_late):
+    engines, notes = make_engines(3, "engine-0", *([] if is_late else ["engine-1"]))
+    if is_late:
+        engines.start("engine-1")
+    else:
+        look(engines, status(folder, engine_0="ready", engine_1="ready"))
+    end_by_mistake(engines, folder, "engine-1")
+    look(engines, status(folder, engine_0="loading", engine_1="gone"))
+    assert engines.names == ["engine-0"] and len(launcher.started) == 2, "it is not started again"
+    assert len(notes) == 1 and "cannot be run: use another" in notes[0] and "stays away" in notes[0]
+
+
+def test_a_mistake_of_a_late_engine_ends_a_run_that_no_other_serves(make_engines, folder):
+    engines, _ = make_engines(3, "engine-0")
+    engines.start("engine-1")
+    end_by_mistake(engines, folder, "engine-1")
+    with pytest.raises(UserError, match="engine-1 ended with exit code 2"):
+        look(engines, status(folder, engine_0="quarantined"))
 
 
 def test_a_run_folder_that_goes_on_forgets_old_requests(folder):

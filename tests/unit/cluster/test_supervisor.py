@@ -1,6 +1,7 @@
 """Who is blamed when a run ends badly, with shell commands in place of conductor and ranks."""
 
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from polyrhythm.cluster.local_processes import LocalLauncher, LocalProcess
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.supervisor import Supervisor
 from polyrhythm.conductor.engines.cores import CorePlan
-from polyrhythm.config import Config
+from polyrhythm.config import Config, load_config
 from polyrhythm.errors import AnotherFailed, RunError, UserError
 from polyrhythm.observe.terminal.view import NoView
 
@@ -82,6 +83,7 @@ def test_a_second_ctrl_c_ends_processes_that_do_not_listen_at_once(tmp_path, mon
     monkeypatch.setattr(RunFolder, "model_dir", tmp_path)
     monkeypatch.setattr(RunFolder, "remove_snapshots", lambda self: None)
     monkeypatch.setattr(supervisor, "MIN_CHECKPOINT_DEADLINE_S", 3600.0)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
     deaf = ["sh", "-c", "trap '' TERM; echo deaf; while true; do sleep 0.1; done"]
@@ -101,3 +103,59 @@ def test_a_second_ctrl_c_ends_processes_that_do_not_listen_at_once(tmp_path, mon
     run.close(is_interrupted=True)
     assert [process.returncode for process in run.processes] == [-signal.SIGKILL] * 2
     assert said == ["ending, and keeping the last finished step; Ctrl-C again ends at once"]
+
+
+@pytest.fixture
+def ending_folder(tmp_path, monkeypatch) -> RunFolder:
+    """Of a run that is about to be closed: it has a small model and no snapshots."""
+    monkeypatch.setattr(RunFolder, "model_dir", tmp_path)
+    monkeypatch.setattr(RunFolder, "remove_snapshots", lambda self: None)
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    return folder
+
+
+class ClosedView(NoView):
+    """Its terminal is gone."""
+
+    def note(self, line: str) -> None:
+        raise BrokenPipeError
+
+
+def test_every_process_is_asked_to_end_though_nobody_reads_what_is_said(ending_folder):
+    with run_of(ending_folder, RUNS_ON, RUNS_ON) as run:
+        run.view = ClosedView()
+        run.close(is_interrupted=True)
+        assert [process.returncode for process in run.processes] == [-signal.SIGTERM] * 2
+    assert "keeping the last finished step" in (ending_folder.logs / "supervisor.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("num_finished", "checkpoint_every", "num_waits"),
+    [(0, 1, 1), (1, 0, 1), (1, 1, 2), (Config().num_steps, 0, 2)],
+)
+def test_the_long_wait_is_for_a_writer_that_has_something_to_save(
+    ending_folder, monkeypatch, num_finished, checkpoint_every, num_waits
+):
+    (ending_folder.path / "metrics.jsonl").write_text("{}\n" * num_finished)
+    waits: list[float] = []
+    with run_of(ending_folder, RUNS_ON, RUNS_ON) as run:
+        run.config = load_config([], {"training": {"checkpoint_every": checkpoint_every}})
+        monkeypatch.setattr(run, "_wait_for_writer", waits.append)
+        run.close()
+    assert waits == [supervisor.END_DEADLINE_S, supervisor.MIN_CHECKPOINT_DEADLINE_S][:num_waits]
+
+
+def test_a_process_that_the_kernel_holds_does_not_keep_the_others_alive(ending_folder, monkeypatch, caplog):
+    with run_of(ending_folder, RUNS_ON, RUNS_ON) as run:
+        held = run.ranks[0]
+        assert isinstance(held, LocalProcess)
+
+        def wait(timeout: float) -> int:
+            raise subprocess.TimeoutExpired("held", timeout)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(held.process, "wait", wait)
+            run.close()
+        assert run.conductor is not None and run.conductor.returncode == -signal.SIGTERM
+        assert f"trainer-0 (pid {held.process.pid}) has not ended" in caplog.text
