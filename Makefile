@@ -29,6 +29,7 @@ lint: setup  ## style and types
 docs: setup  ## rewrite what is generated: the README's tree, docs/metrics.md
 	$(BIN)/python -m docs.write_tree
 	$(BIN)/python -m docs.write_models
+	$(BIN)/python -m polyrhythm.observe.metrics > docs/metrics.md
 
 bench: setup  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
 	$(BIN)/polyrhythm fetch smollm2-135m
