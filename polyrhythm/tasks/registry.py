@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from polyrhythm.config import TaskConfig, explain_name
 from polyrhythm.errors import UserError
 from polyrhythm.tasks.task import Task
-from polyrhythm.user_code import import_attribute
+from polyrhythm.user_code import find_kind
 
 TASKS = {
     "addition": "polyrhythm.tasks.addition:Addition",
@@ -34,17 +34,7 @@ def make_task(config: TaskConfig) -> Task:
 
 
 def _find_class(name: str) -> type:
-    module_name, colon, class_name = TASKS.get(name, name).partition(":")
-    if not (module_name and colon and class_name):
-        raise UserError(f"task.name={name!r} is not a task: use {', '.join(TASKS)} or module:Class")
-    try:
-        found = import_attribute(module_name, class_name)
-    # A module of the user's can fail in any way while it is imported.
-    except Exception as error:
-        raise UserError(
-            f"task.name={name!r} cannot be imported: {type(error).__name__}: {error}; "
-            "is it in the working directory or in PYTHONPATH?"
-        ) from error
+    found = find_kind("task.name", name, TASKS, "task")
     if not inspect.isclass(found):
         raise UserError(f"task.name={name!r} is not a class: name the class of a task as module:Class")
     return found

@@ -1,11 +1,13 @@
 """The decoding batch: which row decodes which completion. Rebuilt when requests join or leave, else moved on."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from polyrhythm.engine.embedded.kv_cache import KvRange
 from polyrhythm.engine.embedded.sampler import Draws
 from polyrhythm.engine.embedded.scheduler import ActiveRequest
 from polyrhythm.kernels.decoding_attention import SPAN, Span
@@ -62,6 +64,29 @@ class DecodeBatch:
         self.token_ids[: self.num_rows] = torch.from_numpy(tokens).to(self._device)
         self.positions[: self.num_rows] += 1
         self.spans["own_length"] += 1
+
+
+class PromptRows(NamedTuple):
+    """A chunk of a prompt as rows of a pass, padding rows last: their tokens, positions, and slots of the cache."""
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+
+
+def prompt_rows(
+    token_ids: list[int], start: int, where: KvRange, *, context_length: int, padding_slot: int, device: torch.device
+) -> PromptRows:
+    """The prompt's tokens from position `start` on; padding rows write to the padding slot."""
+    num_tokens = len(token_ids)
+    num_rows = padded_rows(num_tokens)
+    slots = torch.arange(where.start + start, where.start + start + num_rows, device=device)
+    slots[num_tokens:] = padding_slot
+    return PromptRows(
+        token_ids=torch.tensor(token_ids + [0] * (num_rows - num_tokens), device=device),
+        positions=torch.arange(start, start + num_rows, device=device).clamp_(max=context_length - 1),
+        slots=slots,
+    )
 
 
 def draws_of(running: Sequence[ActiveRequest], joining: Sequence[ActiveRequest]) -> Draws:

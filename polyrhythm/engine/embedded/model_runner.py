@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from polyrhythm.devices import choose_device
 from polyrhythm.engine.embedded.attention import attend, merge
-from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows
+from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows, prompt_rows
 from polyrhythm.engine.embedded.decoding import Heads, LayerAttention, Rotation, decoding_for
 from polyrhythm.engine.embedded.kv_cache import KvCache, KvRange
 from polyrhythm.engine.embedded.module_runner import ModuleRunner
@@ -93,29 +93,27 @@ class ModelRunner:
     def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Part:
         """Prompt tokens from position `start` on, whose keys and values are kept; its result is the last one's [1, dim]."""
         num_tokens = len(token_ids)
-        num_rows = padded_rows(num_tokens)
-        padding = num_rows - num_tokens
-        ids = torch.tensor(token_ids + [0] * padding, device=self.device)
-        positions = torch.arange(start, start + num_rows, device=self.device).clamp_(max=self.context_length - 1)
-        slots = torch.arange(where.start + start, where.start + start + num_rows, device=self.device)
-        slots[num_tokens:] = cache.padding_slot
+        rows = prompt_rows(
+            token_ids, start, where,
+            context_length=self.context_length, padding_slot=cache.padding_slot, device=self.device,
+        )  # fmt: skip
 
         earlier_keys, earlier_values = cache.prompt(where, start)
 
-        rotation, heads = self._rotation(positions), self._heads
+        rotation, heads = self._rotation(rows.positions), self._heads
 
         def attention(layer: int, queries_and_keys: Tensor, values: Tensor) -> Tensor:
             queries, keys = rotation(queries_and_keys).split((heads.num_heads, heads.num_kv_heads), 1)
-            cache.write(layer, slots, keys, values)
+            cache.write(layer, rows.slots, keys, values)
             queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
             attended = attend(queries, keys, values, scale=heads.scale, causal=True)
             output = attended[0]
             if start:
                 earlier = attend(queries, earlier_keys[layer], earlier_values[layer], scale=heads.scale, causal=False)
                 output = merge(attended, earlier)
-            return output[0].transpose(0, 1).reshape(num_rows, -1)
+            return output[0].transpose(0, 1).flatten(1)
 
-        return Part(ids, attention, slice(num_tokens - 1, num_tokens))
+        return Part(rows.token_ids, attention, slice(num_tokens - 1, num_tokens))
 
     def decode(self, cache: KvCache, batch: DecodeBatch) -> Part:
         """One token of every running completion; its result is all rows [rows, dim]."""

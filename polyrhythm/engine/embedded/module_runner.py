@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from polyrhythm.engine.embedded.attention import attend, attend_explicitly, merge_all
-from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows
+from polyrhythm.engine.embedded.batch import DecodeBatch, padded_rows, prompt_rows
 from polyrhythm.engine.embedded.kv_cache import KvCache, KvRange
 from polyrhythm.errors import UserError
 from polyrhythm.weights.logits import logits_rule
@@ -106,17 +106,15 @@ class ModuleRunner:
     def prefill(self, cache: KvCache, where: KvRange, token_ids: list[int], start: int) -> Part:
         """Prompt tokens from position `start` on, whose keys and values are kept; its result is the last one's [1, dim]."""
         num_tokens = len(token_ids)
-        num_rows = padded_rows(num_tokens)
-        padding = num_rows - num_tokens
-        ids = torch.tensor(token_ids + [0] * padding, device=self.device)
-        positions = torch.arange(start, start + num_rows, device=self.device).clamp_(max=self.context_length - 1)
-        slots = torch.arange(where.start + start, where.start + start + num_rows, device=self.device)
-        slots[num_tokens:] = cache.padding_slot
+        rows = prompt_rows(
+            token_ids, start, where,
+            context_length=self.context_length, padding_slot=cache.padding_slot, device=self.device,
+        )  # fmt: skip
         earlier_keys, earlier_values = cache.prompt(where, start)
 
         def attention(layer: int, wish: Wish, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            cache.write(layer, slots, keys, values)
-            queries, keys, values = (rows.transpose(0, 1).unsqueeze(0) for rows in (queries, keys, values))
+            cache.write(layer, rows.slots, keys, values)
+            queries, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
             pieces = [wish.attend(queries, keys, values, first_query=start, first_key=start, causal=True)]
             if start > (first := wish.first_visible(start)):
                 before = [stored[layer][:, :, first:] for stored in (earlier_keys, earlier_values)]
@@ -126,7 +124,7 @@ class ModuleRunner:
                 )
             return merge_all(pieces, wish.sinks)[0].transpose(0, 1)
 
-        return Part(ids, positions, attention, slice(num_tokens - 1, num_tokens))
+        return Part(rows.token_ids, rows.positions, attention, slice(num_tokens - 1, num_tokens))
 
     def decode(self, cache: KvCache, batch: DecodeBatch) -> Part:
         """One token of every running completion; its result is all rows [rows, dim]."""

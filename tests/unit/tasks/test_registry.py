@@ -51,7 +51,7 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nothing", {}, "task.name='nothing' is not a task: use addition, jsonl or module:Class"),
+        ("nothing", {}, "task.name='nothing' is not a task: use addition, jsonl or module:name"),
         ("no_such_module:Task", {}, "task.name='no_such_module:Task' cannot be imported"),
         ("json:NoSuchClass", {}, "task.name='json:NoSuchClass' cannot be imported"),
         ("json:dumps", {}, "task.name='json:dumps' is not a class"),
