@@ -17,7 +17,7 @@ class Tokenizer:
         self._model_config = self._read_json("config.json")
         self._tokenizer = self._load_fast_tokenizer()
         self.vocab_size = int(self._model_number("vocab_size"))
-        self.context_length = int(self._model_number("max_position_embeddings"))
+        self.context_length = int(self._model_number("max_position_embeddings", "n_positions"))
         self.eos_token_ids = self._find_eos_token_ids()
 
     def encode(self, prompt: str | list[ChatMessage]) -> list[int]:
@@ -74,12 +74,14 @@ class Tokenizer:
             found.extend(value if isinstance(value, list) else [] if value is None else [value])
         return tuple(dict.fromkeys(found))
 
-    def _model_number(self, key: str) -> int:
+    def _model_number(self, *keys: str) -> int:
+        """By its usual name, or by another that some models have for it."""
         # Models of several modalities keep the language model's numbers in a table of their own.
         for table in (self._model_config, self._model_config.get("text_config", {})):
-            if isinstance(table.get(key), int):
-                return table[key]
-        raise UserError(f"model={str(self.model_dir)!r}: config.json has no {key}: is it a causal language model?")
+            for key in keys:
+                if isinstance(table.get(key), int):
+                    return table[key]
+        raise UserError(f"model={str(self.model_dir)!r}: config.json has no {keys[0]}: is it a causal language model?")
 
     def _read_json(self, name: str, required: bool = True) -> dict[str, Any]:
         path = self.model_dir / name
