@@ -26,10 +26,13 @@ def log_a_step(logger: Logger, step: int) -> None:
 
 
 def test_a_logger_takes_steps_and_samples_and_can_be_opened_again(kind, tmp_path: Path) -> None:
+    num_bytes = 0
     for step in (1, 2):  # as a run that is resumed
         logger = kind(tmp_path)
         log_a_step(logger, step)
         logger.close()
+        before, num_bytes = num_bytes, sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+        assert num_bytes > before, "what was logged before is kept, and something was added"
 
 
 class Broken:

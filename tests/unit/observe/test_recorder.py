@@ -70,6 +70,7 @@ def test_a_conductor_that_is_gone_raises_nothing(caplog):
         until(lambda: "nobody hears what trainer does" in caplog.text)
     with recorder.doing(Activity.LOAD):
         pass
+    assert recorder.take_seconds().keys() == {Activity.START, Activity.LOAD}  # it goes on recording
 
 
 def test_a_conductor_that_refuses_reports_raises_nothing(caplog):
@@ -84,6 +85,7 @@ def test_a_conductor_that_refuses_reports_raises_nothing(caplog):
         with recorder.doing(Activity.START):
             until(lambda: "answered 409" in caplog.text)
         server.shutdown()
+    assert recorder.take_seconds().keys() == {Activity.START}
 
 
 def test_a_watcher_that_comes_back_hears_the_newest_state():
