@@ -2,35 +2,40 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup quickstart test soak lint docs bench
+.PHONY: setup setup-dev quickstart test soak lint docs bench
 
-setup: $(VENV)/installed  ## make the virtual environment with everything pinned
+setup: $(VENV)/installed  ## make the virtual environment, everything pinned
+setup-dev: $(VENV)/installed-dev  ## the same with all extras and the tools of development
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 quickstart: setup  ## a real model learns two-digit addition on this machine
 	$(BIN)/polyrhythm train configs/quickstart.toml
 
-test: setup  ## the whole suite
+test: setup-dev  ## the whole suite
 	$(BIN)/polyrhythm fetch smollm2-135m
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-soak: setup  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
+soak: setup-dev  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
 	$(BIN)/python benchmarks/soak.py
 
-lint: setup  ## style and types
+lint: setup-dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-docs: setup  ## rewrite what is generated: the README's tree, docs/metrics.md
+docs: setup-dev  ## rewrite what is generated: the README's tree, docs/metrics.md
 	$(BIN)/python -m docs.write_tree
 	$(BIN)/python -m docs.write_models
 	$(BIN)/python -m polyrhythm.observe.metrics > docs/metrics.md
 
-bench: setup  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
+bench: setup-dev  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
 	$(BIN)/polyrhythm fetch smollm2-135m
 	$(BIN)/python benchmarks/run_all.py
