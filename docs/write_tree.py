@@ -8,7 +8,7 @@ PACKAGE = ROOT / "polyrhythm"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- tree: written by `make docs` -->\n```\n", "```\n<!-- end of tree -->"
 NAME_WIDTH = 26
-FIRST = ("train.py", "types.py", "messages.py", "errors.py")
+FIRST = ("loop.py", "types.py", "messages.py", "errors.py")
 """What to read first."""
 
 

@@ -1,20 +1,42 @@
 """Reinforcement-learning post-training of language models, strictly on-policy and without waiting.
 
-`train.py` says the method in one loop; the folders are the boxes of the diagram in the README.
+`loop.py` says the method in one loop; the folders are the boxes of the diagram in the README.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
-__all__ = ["RolloutLoader", "__version__"]
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # so that editors complete
+    from polyrhythm.config import (
+        AlgorithmConfig,
+        ClusterConfig,
+        ConductorConfig,
+        Config,
+        EngineConfig,
+        ObserveConfig,
+        RewardConfig,
+        RolloutConfig,
+        TaskConfig,
+        TrainingConfig,
+        WeightsConfig,
+    )
     from polyrhythm.loader import RolloutLoader
 
+__version__ = "0.2.0"
+__all__ = [
+    "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
+    "RolloutConfig", "RolloutLoader", "TaskConfig", "TrainingConfig", "WeightsConfig", "__version__",
+]  # fmt: skip
 
-def __getattr__(name: str):  # PEP 562: `import polyrhythm` stays fast, the loader comes when asked for
-    if name == "RolloutLoader":
-        from polyrhythm.loader import RolloutLoader
+_ELSEWHERE = {"RolloutLoader": "polyrhythm.loader"}
+"""Where the public names are, those of the configuration apart."""
 
-        return RolloutLoader
-    raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:  # PEP 562: `import polyrhythm` stays fast, the parts come when they are asked for
+    if name not in __all__:
+        raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ELSEWHERE.get(name, "polyrhythm.config")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

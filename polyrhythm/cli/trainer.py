@@ -13,14 +13,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    from polyrhythm import train
     from polyrhythm.cluster.signals import signals_handled
     from polyrhythm.interrupts import interrupts
     from polyrhythm.kernels.spinning import SpinControl
+    from polyrhythm.loop import run_trainer
 
     folder, config = join_run(parsed)
     if not 0 <= parsed.rank < config.training.num_ranks:
         raise UserError(f"--rank {parsed.rank}: from 0 to {config.training.num_ranks - 1}, see training.num_ranks")
     with signals_handled(interrupts.handle, signal.SIGTERM, signal.SIGINT), SpinControl():
-        train.run_trainer(folder, config, parsed.rank)
+        run_trainer(folder, config, parsed.rank)
     return 0

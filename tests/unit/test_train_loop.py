@@ -5,8 +5,8 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import LoaderSettings, RolloutLoader
+from polyrhythm.loop import train
 from polyrhythm.observe.recorder import ActivityRecorder
-from polyrhythm.train import train
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.trainer import Trainer
