@@ -26,7 +26,10 @@ CONDUCTOR_DEADLINE_S = 60.0
 
 
 class RunFolder:
-    """Paths and small files of one run. Made once by `create`, opened by name in every process."""
+    """Paths and small files of one run. Made once by `create`, opened by name in every process.
+
+    Whoever creates or reopens one has it alone, until the end of the process or of a `with` block.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -78,6 +81,13 @@ class RunFolder:
         self._write(
             "run.json", {"model_dir": str(self.model_dir), "store_root": str(store_root), "first_step": first_step}
         )
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The run is over: whoever comes next may go on with it."""
+        self._lock_file.close()
 
     def config(self) -> Config:
         return read_saved_config(self.path / "config.json")

@@ -8,7 +8,7 @@ def test_a_finished_run_can_be_given_more_steps_but_not_another_task(cli):
     assert first.returncode == 0, first.output
     weights = first.weights()
     over = cli.run("train", "--resume", str(first.run_dir))
-    assert over.returncode == 2 and "give a larger --num_steps" in over.output
+    assert over.returncode == 2 and "give a larger num_steps" in over.output
     other = cli.run("train", "--resume", str(first.run_dir), "--training.updates_per_step", "2")
     assert other.returncode == 2 and "training.updates_per_step cannot change on --resume" in other.output
     shutil.rmtree(first.run_dir / "model")
