@@ -21,14 +21,23 @@ if TYPE_CHECKING:  # so that editors complete
         WeightsConfig,
     )
     from polyrhythm.loader import RolloutLoader
+    from polyrhythm.runs.rollouts import rollouts
+    from polyrhythm.runs.run import Run
+    from polyrhythm.runs.training import train
 
 __version__ = "0.2.0"
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
-    "RolloutConfig", "RolloutLoader", "TaskConfig", "TrainingConfig", "WeightsConfig", "__version__",
+    "RolloutConfig", "RolloutLoader", "Run", "TaskConfig", "TrainingConfig", "WeightsConfig", "__version__",
+    "rollouts", "train",
 ]  # fmt: skip
 
-_ELSEWHERE = {"RolloutLoader": "polyrhythm.loader"}
+_ELSEWHERE = {
+    "RolloutLoader": "polyrhythm.loader",
+    "Run": "polyrhythm.runs.run",
+    "rollouts": "polyrhythm.runs.rollouts",
+    "train": "polyrhythm.runs.training",
+}
 """Where the public names are, those of the configuration apart."""
 
 

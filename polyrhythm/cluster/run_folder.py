@@ -42,7 +42,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config, model_dir: Path) -> "RunFolder":
-        parent = Path(config.output_dir)
+        run = cls.reserve(config.output_dir)
+        run.fill(config, model_dir)
+        return run
+
+    @classmethod
+    def reserve(cls, output_dir: str) -> "RunFolder":
+        """An empty folder that is named by time; it becomes a run when it is filled."""
+        parent = Path(output_dir)
         stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         for suffix in ["", *(f"-{number}" for number in range(2, 100))]:
             run = cls((parent / f"{stamp}{suffix}").resolve())
@@ -52,21 +59,28 @@ class RunFolder:
             except FileExistsError:
                 continue
             except OSError as error:
-                raise UserError(f"output_dir={config.output_dir!r} cannot be written: {error.strerror}") from None
+                raise UserError(f"output_dir={output_dir!r} cannot be written: {error.strerror}") from None
         else:
             raise UserError(f"{parent / stamp} and its successors exist already")
         run._lock()
-        run.logs.mkdir()
-        run.processes.mkdir()
-        save_config(config, run.path / "config.json")
-        run._write_secret(CREDENTIALS_FILE, {scope: secrets.token_urlsafe(32) for scope in SCOPES})
-        try:
-            store_root = _choose_store_root(config, run.path, model_dir)
-        except UserError:
-            shutil.rmtree(run.path)
-            raise
-        run._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root), "first_step": 0})
         return run
+
+    def fill(self, config: Config, model_dir: Path) -> None:
+        """What the processes of the run need to know."""
+        self.logs.mkdir()
+        self.processes.mkdir()
+        save_config(config, self.path / "config.json")
+        self._write_secret(CREDENTIALS_FILE, {scope: secrets.token_urlsafe(32) for scope in SCOPES})
+        try:
+            store_root = _choose_store_root(config, self.path, model_dir)
+        except UserError:
+            self.remove()
+            raise
+        self._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root), "first_step": 0})
+
+    def remove(self) -> None:
+        """Of a run that never began."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def reopen(self, config: Config, first_step: int) -> None:
         """Make the folder of an ended run ready to go on at `first_step`; what was logged beyond it will be made again."""

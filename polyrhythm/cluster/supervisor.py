@@ -35,13 +35,19 @@ SLOW_DISK_BYTES_PER_S = 50e6
 
 
 class Supervisor:
-    """`with Supervisor(...) as run: run.watch(view)`. Leaving the block ends every process."""
+    """`with Supervisor(...) as run: run.watch(view)`. Leaving the block ends every process.
 
-    def __init__(self, folder: RunFolder, config: Config, threads: CorePlan, launcher: Launcher):
+    Without a trainer the loop of somebody else takes its place, in whatever process.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: Config, threads: CorePlan, launcher: Launcher, has_trainer: bool = True
+    ):
         self.folder = folder
         self.config = config
         self.threads = threads
         self.launcher = launcher
+        self._rank_names = config.training.rank_names if has_trainer else []
         self.view: View = NoView()
         self.conductor: RunProcess | None = None
         self.ranks: list[RunProcess] = []
@@ -54,7 +60,7 @@ class Supervisor:
         try:
             self.conductor = self._start("conductor", "conductor", 1, "conductor")
             self.engines.start_first([f"engine-{index}" for index in range(self.config.cluster.num_engines)])
-            for rank, name in enumerate(self.config.training.rank_names):
+            for rank, name in enumerate(self._rank_names):
                 self.ranks.append(self._start(name, "trainer", self.threads.trainer, "trainer", "--rank", str(rank)))
             self._wait_for_conductor()
         except BaseException:
@@ -72,19 +78,23 @@ class Supervisor:
 
     def watch(self, view: View) -> None:
         """Until the trainer is done. A process whose end ends the run is a RunError or a UserError that names it."""
-        assert self.conductor is not None
         self.view = view
         while any(rank.returncode != 0 for rank in self.ranks):
-            if self.conductor.returncode is not None or any(rank.returncode for rank in self.ranks):
-                raise self._failure()
-            self.stopped.look()
-            self.engines.start_requested()
-            ended = self.engines.ended()
-            if status := self._status():
-                self.engines.reconcile(ended, status)
-                self.autoscaler.look(status)
-                view.update(status)
+            self.look()
             time.sleep(POLL_S)
+
+    def look(self) -> None:
+        """See how everybody is, restart who may be, show it; an end that ends the run is an error, as in `watch`."""
+        assert self.conductor is not None
+        if self.conductor.returncode is not None or any(rank.returncode for rank in self.ranks):
+            raise self._failure()
+        self.stopped.look()
+        self.engines.start_requested()
+        ended = self.engines.ended()
+        if status := self._status():
+            self.engines.reconcile(ended, status)
+            self.autoscaler.look(status)
+            self.view.update(status)
 
     def note(self, line: str) -> None:
         """Tell the user, and keep it. Nobody may be left to read it: the terminal is closed, or `| tee` has ended."""
@@ -100,7 +110,7 @@ class Supervisor:
         a step.
         """
         with signals_handled(self._insist, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if is_interrupted:
+            if is_interrupted and self.ranks:
                 self.note("ending, and keeping the last finished step; Ctrl-C again ends at once")
             self.stopped.close()
             for process in self.processes:

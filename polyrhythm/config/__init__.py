@@ -8,6 +8,7 @@ from polyrhythm.config.loading import (
     add_flags,
     load_config,
     load_resumed_config,
+    merged_config,
     read_flags,
     read_saved_config,
     save_config,
@@ -32,5 +33,5 @@ from polyrhythm.config.sections import (
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
     "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "describe_keys", "explain_name", "explain_unknown",
-    "load_config", "load_resumed_config", "read_flags", "read_saved_config", "save_config",
+    "load_config", "load_resumed_config", "merged_config", "read_flags", "read_saved_config", "save_config",
 ]  # fmt: skip

@@ -41,10 +41,15 @@ def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Confi
 
     A file is TOML, or the config.json of an earlier run, which it then repeats.
     """
+    return merged_config(*map(_read_file, files), flags or {})
+
+
+def merged_config(*layers: dict[str, Any]) -> Config:
+    """Defaults, then nested keys, later ones above earlier ones; a mistake is a UserError with one line per mistake."""
     merged: dict[str, Any] = {}
-    for path in files:
-        merged = _merge(merged, _read_file(path))
-    return _checked(_merge(merged, flags or {}))
+    for layer in layers:
+        merged = _merge(merged, layer)
+    return _checked(merged)
 
 
 def _checked(values: dict[str, Any]) -> Config:

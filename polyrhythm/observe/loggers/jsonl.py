@@ -1,5 +1,6 @@
 """`metrics.jsonl` and `samples.jsonl` of a run folder: one JSON object per line, appended as steps are committed."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,18 +43,22 @@ class JsonlLogger:
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """One record per step, in order. A step that was logged twice, by a resumed run, counts as logged last."""
-    path = Path(run_dir) / METRICS_FILE
-    if not path.exists():
-        return []
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in path.read_bytes().splitlines():
-        try:
-            record = msgspec.json.decode(line, type=dict[str, Any])
-        # A process that died while it wrote has left half a line.
-        except msgspec.DecodeError:
-            continue
-        by_step[record["step"]] = record
+    by_step = {record["step"]: record for record in _read_lines(Path(run_dir) / METRICS_FILE)}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def read_samples(run_dir: Path) -> list[dict[str, Any]]:
+    """The sampled completions in the order in which they were logged."""
+    return _read_lines(Path(run_dir) / SAMPLES_FILE)
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    records = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        # A process that died while it wrote has left half a line.
+        with contextlib.suppress(msgspec.DecodeError):
+            records.append(msgspec.json.decode(line, type=dict[str, Any]))
+    return records
 
 
 def _identity(step: int) -> dict[str, int]:
