@@ -1,0 +1,43 @@
+"""`polyrhythm.train`: a run from a script or a notebook."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from polyrhythm.config import Config, load_resumed_config
+from polyrhythm.errors import UserError
+from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, layer_of, request_of
+from polyrhythm.runs.carrying_out import carry_out
+from polyrhythm.runs.run import Run
+from polyrhythm.runs.starting import new_run, reopened_run
+
+
+def train(
+    *,
+    model: str | Path | None = None,
+    dataset: Dataset | None = None,
+    rewards: Reward | Sequence[Reward] | None = None,
+    reward_weights: Sequence[float] | None = None,
+    config: Config | None = None,
+    resume: str | Path | None = None,
+    **keys: Unpack[ConfigKeys],
+) -> Run:
+    """Train a model on this machine, as `polyrhythm train` does, and return the run when it has finished.
+
+    run = polyrhythm.train(model="smollm2-135m", dataset=rows, rewards=[correct], rollout={"group_size": 8})
+
+    `dataset` is a list of dicts, a datasets.Dataset, a path, a hub id, or the class of a task; `rewards` are functions.
+    All keys of a configuration are keyword arguments; those that are not given are as in `config`, or have their
+    defaults. `resume` is the folder of a run that was interrupted. A mistake is a UserError, a part that fails a RunError.
+    """
+    if resume is not None:
+        for name, given in (("model", model), ("dataset", dataset), ("config", config), ("reward_weights", reward_weights)):
+            if given is not None:
+                raise UserError(f"resume={str(resume)!r} goes on with what is in the run folder: leave out {name}")
+        resumed = load_resumed_config(Path(resume), layer_of(keys))
+        folder = reopened_run(Path(resume), resumed)
+    else:
+        request = request_of(model, dataset, rewards, reward_weights, config, keys)
+        folder = new_run(request.config, request.rows)
+    carry_out(folder, folder.config(), how_to_resume=f'polyrhythm.train(resume="{folder.path}")')
+    return Run(folder.path)
