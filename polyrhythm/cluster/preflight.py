@@ -6,6 +6,7 @@ from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.switch import kernels_off
+from polyrhythm.observe.loggers import find_loggers
 from polyrhythm.rewards.functions import check_columns, choose_rewards, import_in_worker
 from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
@@ -17,6 +18,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model."""
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
+    find_loggers(config.observe.loggers)
     task = make_task(config.task)
     signatures = import_in_worker(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
     problems = ProblemStream(task, config.seed).take(0, task.num_problems or NUM_ENDLESS_CHECKED)

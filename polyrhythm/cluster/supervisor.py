@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -22,6 +23,7 @@ from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError, UserError
+from polyrhythm.observe.loggers import CLOSE_DEADLINE_S
 from polyrhythm.observe.status import RunStatus
 from polyrhythm.observe.terminal.view import NoView, View
 from polyrhythm.weights.snapshot import newest_whole_version
@@ -116,14 +118,16 @@ class Supervisor:
             for process in self.processes:
                 if process is not self.conductor:
                     process.ask_to_end()
-            self._wait_for_writer(END_DEADLINE_S)
+            self._wait_for(self.ranks[:1], END_DEADLINE_S)
             if self._has_more_to_save():
-                self._wait_for_writer(self._checkpoint_deadline_s())
+                self._wait_for(self.ranks[:1], self._checkpoint_deadline_s())
             for process in self.processes:
                 if self._insisted and process is not self.conductor:  # it alone has children, and ends them first
                     process.kill()
                 else:
                     process.ask_to_end()
+            if self.config.observe.loggers:  # jsonl, which every run has, needs no time
+                self._wait_for([self.conductor], CLOSE_DEADLINE_S)
             until = time.monotonic() + END_DEADLINE_S
             for process in self.processes:
                 process.end(max(0.1, until - time.monotonic()))
@@ -140,9 +144,10 @@ class Supervisor:
         num_kept = newest_whole_version(self.folder.checkpoints)
         return self.config.training.checkpoint_every > 0 and num_finished > num_kept
 
-    def _wait_for_writer(self, deadline_s: float) -> None:
+    def _wait_for(self, processes: Sequence[RunProcess | None], deadline_s: float) -> None:
+        """Until they have ended, or the deadline, or a second Ctrl-C."""
         until = time.monotonic() + deadline_s
-        while not self._insisted and time.monotonic() < until and any(r.returncode is None for r in self.ranks[:1]):
+        while not self._insisted and time.monotonic() < until and any(p and p.returncode is None for p in processes):
             time.sleep(0.02)
 
     def _checkpoint_deadline_s(self) -> float:

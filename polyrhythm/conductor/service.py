@@ -20,6 +20,7 @@ from polyrhythm.http.listener import Listener
 from polyrhythm.http.server import PUBLIC, HttpServer, as_json, packed, read_message
 from polyrhythm.messages import EngineName, JoinRequest, Published, RunInfo, ThreadsRequest
 from polyrhythm.observe.activity import ActivityReport
+from polyrhythm.observe.loggers.logger import DEFAULT_PROJECT, LoggedRun
 from polyrhythm.observe.status import Curves
 from polyrhythm.rewards.functions import choose_rewards
 from polyrhythm.rewards.sandbox.pool import RewardPool
@@ -140,7 +141,7 @@ async def run_conductor(
     make_rewards: Callable[..., RewardPool] = RewardPool,
 ) -> None:
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
-    from polyrhythm.observe.loggers import Loggers
+    from polyrhythm.observe.loggers import Loggers, find_loggers
     from polyrhythm.observe.loggers.jsonl import read_metrics
     from polyrhythm.tasks import ProblemStream, make_task
     from polyrhythm.tokenizer import Tokenizer
@@ -152,7 +153,7 @@ async def run_conductor(
         tokenizer = Tokenizer(model_dir)
         functions, limits = choose_rewards(config.reward, task.reward), config.reward
         rewards = make_rewards(functions, limits.num_workers, limits.deadline_s, limits.memory_mb)
-        with Loggers(run_dir) as logger:
+        with Loggers(_logged_run(config, run_dir, first_step), find_loggers(config.observe.loggers)) as logger:
             async with rewards:
                 journal = Journal(run_dir / "journal")
                 rollouter = ROLLOUTERS["single_turn"](
@@ -184,6 +185,16 @@ async def run_conductor(
                     conductor, credentials["admin"], _run_info(config, model_dir, store_root), weights.routes()
                 )
                 await serve(conductor, service.server, listener, ready)
+
+
+def _logged_run(config: Config, run_dir: Path, first_step: int) -> LoggedRun:
+    return LoggedRun(
+        folder=run_dir,
+        project=config.observe.project or DEFAULT_PROJECT,
+        name=config.observe.run_name or run_dir.name,
+        config=config.model_dump(),
+        num_finished_steps=first_step,
+    )
 
 
 def _run_info(config: Config, model_dir: Path, store_root: Path) -> RunInfo:

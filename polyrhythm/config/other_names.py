@@ -100,6 +100,15 @@ CALLED_HERE = {
     "custom_reward_function.name": "reward.functions",
     "remote_rm_url": "reward.functions (a function of yours may ask a server)",
     "reward_weights": "reward.weights",
+    # Loggers.
+    "report_to": "observe.loggers",
+    "trainer.logger": "observe.loggers",
+    "use_wandb": 'observe.loggers = ["wandb"]',
+    "use_tensorboard": 'observe.loggers = ["tensorboard"]',
+    "experiment_name": "observe.run_name",
+    "wandb_run_name": "observe.run_name",
+    "project_name": "observe.project",
+    "wandb_project": "observe.project",
     # Folders.
     "save_path": "output_dir",
     "ckpt_path": "output_dir",
@@ -113,7 +122,7 @@ PACKED = (
     "a step has rollout.groups_per_step groups of rollout.group_size, which are packed into passes of "
     "training.tokens_per_micro_batch tokens: the result does not depend on how"
 )
-LOGGED = "every step is written to metrics.jsonl in the run folder"
+LOGGED = "every step is logged: to metrics.jsonl in the run folder, and to observe.loggers"
 ONCE = "a step's rollouts are trained on once; training.updates_per_step divides them among several updates"
 CONSTANT_RATE = "after training.warmup_steps the learning rate is constant"
 ON_POLICY = "engines generate with the policy that is trained, so there is nothing to correct"
@@ -141,14 +150,8 @@ NOT_HERE = {
     "num_train_epochs": "a run has num_steps steps, and goes round its problems as often as that takes",
     "total_epochs": "a run has num_steps steps, and goes round its problems as often as that takes",
     "num_episodes": "a run has num_steps steps, and goes round its problems as often as that takes",
-    "report_to": LOGGED,
-    "run_name": f"the run folder is named by the time of its start; {LOGGED}",
-    "project_name": LOGGED,
-    "experiment_name": LOGGED,
-    "trainer.logger": LOGGED,
-    "use_wandb": LOGGED,
-    "use_tensorboard": LOGGED,
     "logging_steps": LOGGED,
+    "trackio_space_id": "trackio reads the environment variable TRACKIO_SPACE_ID",
     "log_completions": "observe.samples_per_step completions of each step are written to samples.jsonl",
     "eval_steps": NO_VALIDATION,
     "eval_strategy": NO_VALIDATION,
@@ -200,7 +203,6 @@ NOT_HERE_BY_BEGINNING = {
     "vllm_importance_sampling": ON_POLICY,
     "vllm": 'there is no vLLM engine yet: engine.kind is "embedded", with the keys engine.*',
     "critic": CRITIC,
-    "wandb": LOGGED,
     "lora": "all weights are trained",
     "fsdp": "ranks hold the whole model each (training.num_ranks)",
 }

@@ -203,6 +203,13 @@ class ObserveConfig(Section):
     """Live terminal view, plain lines, or nothing; auto chooses by the terminal."""
     samples_per_step: int = Field(default=4, ge=0)
     """Completions written to samples.jsonl at each step."""
+    loggers: list[str] = []
+    """Where metrics and samples also go, beside metrics.jsonl and samples.jsonl: tensorboard, wandb, trackio, mlflow, or
+    `module:Class`; see docs/loggers.md."""
+    project: str = ""
+    """The project (in mlflow the experiment) that loggers put the run into; empty: polyrhythm."""
+    run_name: str = ""
+    """What loggers call the run; empty: the name of its folder."""
 
 
 class Config(BaseSettings):

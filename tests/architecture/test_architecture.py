@@ -35,7 +35,8 @@ WITHOUT_TORCH = [
 
 
 MODULES_PER_FOLDER = 12
-IN_ONE_FILE = ("vllm", "ray", "wandb", "peft", "datasets", "prometheus_client", "math_verify", "reasoning_gym")
+IN_ONE_FILE = ("vllm", "ray", "wandb", "peft", "datasets", "prometheus_client", "math_verify", "reasoning_gym", "tensorboard", "trackio",
+               "mlflow")  # fmt: skip
 """Libraries of one kind of thing: whoever replaces one touches one file."""
 
 

@@ -84,4 +84,7 @@ cluster.max_restarts
 cluster.cores
 observe.view
 observe.samples_per_step
+observe.loggers
+observe.project
+observe.run_name
 """.split()

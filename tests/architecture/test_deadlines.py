@@ -36,6 +36,7 @@ WITHOUT_DEADLINE = {
     ("conductor/service.py", "run"): LIFE,
     ("conductor/service.py", "asyncio.wait([run])"): "the task was cancelled; what it awaits is bounded",
     ("engine/server.py", "asyncio.Event().wait()"): LIFE,
+    ("observe/loggers/background.py", "self._inbox.get()"): "a daemon thread that lives until it is closed",
     ("kernels/spinning.py", "self._closed.wait()"): "a daemon thread that lives until it is closed",
     (
         "cluster/local_processes.py",

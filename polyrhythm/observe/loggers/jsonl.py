@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from polyrhythm.observe.loggers.logger import LoggedRun
+
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 
@@ -15,9 +17,9 @@ SAMPLES_FILE = "samples.jsonl"
 class JsonlLogger:
     """Appends to the files of a run folder; what was written is visible to readers at once."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._metrics = _open_for_lines(Path(run_dir) / METRICS_FILE)
-        self._samples = _open_for_lines(Path(run_dir) / SAMPLES_FILE)
+    def __init__(self, run: LoggedRun) -> None:
+        self._metrics = _open_for_lines(run.folder / METRICS_FILE)
+        self._samples = _open_for_lines(run.folder / SAMPLES_FILE)
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One line with the step, its policy, the time in seconds since the epoch, and the metrics."""

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 from polyrhythm.observe.loggers.jsonl import JsonlLogger, read_metrics
+from polyrhythm.observe.loggers.logger import LoggedRun
 
 
 def test_a_written_step_can_be_read_at_once(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log(1, {"reward/mean": 0.5})
         logger.log(2, {"reward/mean": float("nan")})
         records = read_metrics(tmp_path)
@@ -18,7 +19,7 @@ def test_a_written_step_can_be_read_at_once(tmp_path: Path) -> None:
 
 
 def test_samples_have_a_line_each(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log_samples(3, [{"completion": "a\nb", "reward": 1.0}, {"completion": "é", "reward": None}])
     lines = (tmp_path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
@@ -28,12 +29,12 @@ def test_samples_have_a_line_each(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_appends_after_half_a_line_and_its_own_records_count(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log(0, {"reward/mean": 0.1})
         logger.log(1, {"reward/mean": 0.2})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "rew')
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log(1, {"reward/mean": 0.3})
         logger.log(2, {"reward/mean": 0.4})
     assert [(record["step"], record["reward/mean"]) for record in read_metrics(tmp_path)] == [

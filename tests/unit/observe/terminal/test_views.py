@@ -11,6 +11,7 @@ from rich.console import Console
 
 from polyrhythm.observe.activity import Activity, Span
 from polyrhythm.observe.loggers.jsonl import JsonlLogger
+from polyrhythm.observe.loggers.logger import LoggedRun
 from polyrhythm.observe.status import EngineView, GroupCounts, RunStatus, SampleView
 from polyrhythm.observe.terminal.frame import frame_lines
 from polyrhythm.observe.terminal.live import LiveView
@@ -187,7 +188,7 @@ def test_a_timeline_shows_what_took_most_of_each_stretch() -> None:
 
 def test_plain_lines_come_once_per_step_and_none_is_lost(tmp_path: Path) -> None:
     stream = io.StringIO()
-    logger, view = JsonlLogger(tmp_path), PlainView(tmp_path, stream)
+    logger, view = JsonlLogger(LoggedRun(tmp_path)), PlainView(tmp_path, stream)
     view.update(make_status(num_finished_steps=0))
     assert stream.getvalue() == ""
     for step in (1, 2, 3):
@@ -207,7 +208,7 @@ def test_plain_lines_come_once_per_step_and_none_is_lost(tmp_path: Path) -> None
 
 
 def test_after_a_resume_only_new_steps_are_printed_and_counted_on(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         for step in (1, 2, 3, 4):
             logger.log(step, {"reward/mean": step / 10})
     stream = io.StringIO()
@@ -227,7 +228,7 @@ def test_plain_lines_say_a_failure_once(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log(1, {"reward/mean": 0.5})
     buffer = io.BytesIO()
     stream = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
@@ -236,7 +237,7 @@ def test_a_stream_without_unicode_does_not_end_the_run(tmp_path: Path) -> None:
 
 
 def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         for step in range(1, 6):
             logger.log(step, {"reward/mean": step / 5, "reward/accuracy": step / 10})
     (tmp_path / "logs").mkdir()
@@ -257,7 +258,7 @@ def test_the_end_shows_the_curve_and_where_things_are(tmp_path: Path) -> None:
 
 
 def test_rewards_without_an_accuracy_have_no_curve_of_it(tmp_path: Path) -> None:
-    with JsonlLogger(tmp_path) as logger:
+    with JsonlLogger(LoggedRun(tmp_path)) as logger:
         logger.log(1, {"reward/mean": 40.0, "reward/excluded": 2})
     console = Console(file=io.StringIO(), record=True, width=500)
     console.print(summary(tmp_path, "finished"))
