@@ -41,7 +41,7 @@ def test_no_key_of_ours_is_taken_for_a_foreign_one():
         ("num-generations", "here it is rollout.group_size"),
         ("epsilon", "here it is algorithm.clip_low and algorithm.clip_high"),
         ("epsilon_high", "here it is algorithm.clip_high"),
-        ("report_to", "every step is written to metrics.jsonl"),
+        ("report_to", "here it is observe.loggers"),
         ("max_completion_length", "here it is rollout.max_tokens"),
         ("per_device_train_batch_size", "training.tokens_per_micro_batch"),
         ("gradient_accumulation_steps", "training.tokens_per_micro_batch"),
