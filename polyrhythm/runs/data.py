@@ -26,7 +26,9 @@ def keep_rows(rows: "Rows | Saved", folder: Path) -> Path:
     """Write the rows into `folder`; the file or folder that task.options.path can name."""
     if isinstance(rows, Saved):
         if isinstance(rows.column_names, Mapping):
-            raise UserError(f"dataset has the splits {', '.join(rows.column_names)}: give one of them, such as dataset['train']")
+            raise UserError(
+                f"dataset has the splits {', '.join(rows.column_names)}: give one of them, such as dataset['train']"
+            )
         rows.save_to_disk(str(folder / FOLDER))
         return folder / FOLDER
     path = folder / FILE

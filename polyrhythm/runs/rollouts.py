@@ -41,7 +41,9 @@ class Rollouts:
         self.model_dir = folder.model_dir
         """The model that the engines have: what the loop begins with."""
         self._store = WeightStore(folder.store_root, keep=config.weights.keep)
-        self._source = _WatchedSource(ConductorClient(folder.wait_for_conductor(), folder.credentials()["admin"]), watch)
+        self._source = _WatchedSource(
+            ConductorClient(folder.wait_for_conductor(), folder.credentials()["admin"]), watch
+        )
         # A plain loop computes the prompt with each of its completions: that is what fills a micro-batch.
         shares_prompts = config.training.share_prompt == "always"
         self._loader = RolloutLoader(self._source, LoaderSettings.of(config, share_prompt=shares_prompts))

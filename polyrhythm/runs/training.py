@@ -31,7 +31,12 @@ def train(
     defaults. `resume` is the folder of a run that was interrupted. A mistake is a UserError, a part that fails a RunError.
     """
     if resume is not None:
-        for name, given in (("model", model), ("dataset", dataset), ("config", config), ("reward_weights", reward_weights)):
+        for name, given in (
+            ("model", model),
+            ("dataset", dataset),
+            ("config", config),
+            ("reward_weights", reward_weights),
+        ):
             if given is not None:
                 raise UserError(f"resume={str(resume)!r} goes on with what is in the run folder: leave out {name}")
         resumed = load_resumed_config(Path(resume), layer_of(keys))
