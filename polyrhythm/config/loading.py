@@ -6,11 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_settings import CliSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
-from polyrhythm.config.mistakes import dotted_keys, explain
+from polyrhythm.config.mistakes import dotted_keys
 from polyrhythm.config.other_names import explain_name
 from polyrhythm.config.sections import Config
 from polyrhythm.errors import UserError
@@ -49,14 +48,7 @@ def merged_config(*layers: dict[str, Any]) -> Config:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer)
-    return _checked(merged)
-
-
-def _checked(values: dict[str, Any]) -> Config:
-    try:
-        return Config(**values)
-    except ValidationError as error:
-        raise UserError("\n".join(explain(mistake) for mistake in error.errors())) from None
+    return Config(**merged)
 
 
 CHANGEABLE_ON_RESUME = (
@@ -75,7 +67,7 @@ def load_resumed_config(run_dir: Path, flags: dict[str, Any]) -> Config:
     for key in dotted_keys(flags):
         if not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE_ON_RESUME):
             raise UserError(f"{key} cannot change on --resume: only {', '.join(CHANGEABLE_ON_RESUME)} can")
-    return _checked(_merge(_read_file(path), flags))
+    return merged_config(_read_file(path), flags)
 
 
 def save_config(config: Config, path: Path) -> None:
@@ -83,7 +75,7 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def read_saved_config(path: Path) -> Config:
-    return _checked(_read_file(path))
+    return Config(**_read_file(path))
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -1,13 +1,30 @@
 """The sections of a configuration: one class per room, one docstring per key, cross-checks at the end."""
 
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from polyrhythm.errors import UserError
 
-class Section(BaseModel):
+if TYPE_CHECKING:  # editors complete the keys, as of any dataclass
+    from pydantic._internal._model_construction import ModelMetaclass as _Explained
+else:
+
+    class _Explained(type(BaseModel)):
+        """Whoever makes a configuration, from a file or in a script, hears of a mistake in one line that has the fix."""
+
+        def __call__(cls, *arguments: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*arguments, **values)
+            except ValidationError as error:
+                from polyrhythm.config.mistakes import explain  # which knows the sections
+
+                raise UserError("\n".join(explain(mistake) for mistake in error.errors())) from None
+
+
+class Section(BaseModel, metaclass=_Explained):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
@@ -212,7 +229,7 @@ class ObserveConfig(Section):
     """What loggers call the run; empty: the name of its folder."""
 
 
-class Config(BaseSettings):
+class Config(BaseSettings, metaclass=_Explained):
     """A run."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
