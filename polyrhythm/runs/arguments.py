@@ -23,6 +23,7 @@ from polyrhythm.config import (
 from polyrhythm.config.sections import Section
 from polyrhythm.errors import UserError
 from polyrhythm.runs.data import WHAT_IT_CAN_BE, Rows, Saved, is_rows
+from polyrhythm.runs.script import name_of_class
 
 Dataset = Rows | Saved | str | Path | type
 Reward = Callable[..., Any] | str
@@ -127,7 +128,7 @@ def _model_name(model: object) -> str:
 
 def _task_of(dataset: Dataset) -> dict[str, Any]:
     if isinstance(dataset, type):
-        return {"name": f"{dataset.__module__}:{dataset.__qualname__}"}
+        return {"name": name_of_class(dataset)}
     if isinstance(dataset, str | Path):
         return {"name": "jsonl", "options": {"path": str(dataset)}}
     if is_rows(dataset):

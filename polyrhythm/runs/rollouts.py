@@ -18,6 +18,7 @@ from polyrhythm.loader.loader import Step
 from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.terminal.view import make_view
 from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, request_of
+from polyrhythm.runs.script import refuse_while_imported, script_modules_found
 from polyrhythm.runs.starting import new_run
 
 if TYPE_CHECKING:
@@ -87,15 +88,18 @@ def rollouts(
                 for micro_batch in update: ...      # groups as they finish, with advantages
             loader.publish(policy)                  # closes the step; engines begin the next one
     """
+    refuse_while_imported("rollouts")
     request = request_of(model, dataset, rewards, reward_weights, config, keys)
-    folder = new_run(_without_trainer(request.config), request.rows)
-    config = folder.config()
-    launcher = make_launcher(config.cluster.kind, folder)
-    with folder, Supervisor(folder, config, plan_threads(config, num_cores()), launcher, has_trainer=False) as run:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(script_modules_found())
+        folder = stack.enter_context(new_run(_without_trainer(request.config), request.rows))
+        config = folder.config()
+        launcher, threads = make_launcher(config.cluster.kind, folder), plan_threads(config, num_cores())
+        run = stack.enter_context(Supervisor(folder, config, threads, launcher, has_trainer=False))
         if config.observe.view != "auto":  # a loop of one's own says itself how it goes, unless it was asked for
             run.view = make_view(config.observe.view, folder.path)
-        with _Watch(run) as watch:
-            yield Rollouts(folder, config, watch)
+        watch = stack.enter_context(_Watch(run))
+        yield Rollouts(folder, config, watch)
 
 
 def _without_trainer(config: Config) -> Config:

@@ -1,14 +1,16 @@
 """`polyrhythm.train`: a run from a script or a notebook."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
+from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config, load_resumed_config
 from polyrhythm.errors import UserError
 from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, layer_of, request_of
 from polyrhythm.runs.carrying_out import carry_out
 from polyrhythm.runs.run import Run
+from polyrhythm.runs.script import refuse_while_imported, script_modules_found
 from polyrhythm.runs.starting import new_run, reopened_run
 
 
@@ -30,19 +32,20 @@ def train(
     All keys of a configuration are keyword arguments; those that are not given are as in `config`, or have their
     defaults. `resume` is the folder of a run that was interrupted. A mistake is a UserError, a part that fails a RunError.
     """
-    if resume is not None:
-        for name, given in (
-            ("model", model),
-            ("dataset", dataset),
-            ("config", config),
-            ("reward_weights", reward_weights),
-        ):
-            if given is not None:
-                raise UserError(f"resume={str(resume)!r} goes on with what is in the run folder: leave out {name}")
-        resumed = load_resumed_config(Path(resume), layer_of(keys))
-        folder = reopened_run(Path(resume), resumed)
-    else:
-        request = request_of(model, dataset, rewards, reward_weights, config, keys)
-        folder = new_run(request.config, request.rows)
-    carry_out(folder, folder.config(), how_to_resume=f'polyrhythm.train(resume="{folder.path}")')
-    return Run(folder.path)
+    refuse_while_imported("train")
+    with script_modules_found():
+        if resume is not None:
+            given = {"model": model, "dataset": dataset, "config": config, "reward_weights": reward_weights}
+            folder = _resumed(Path(resume), given, keys)
+        else:
+            request = request_of(model, dataset, rewards, reward_weights, config, keys)
+            folder = new_run(request.config, request.rows)
+        carry_out(folder, folder.config(), how_to_resume=f'polyrhythm.train(resume="{folder.path}")')
+        return Run(folder.path)
+
+
+def _resumed(run_dir: Path, given: Mapping[str, object], keys: Mapping[str, Any]) -> RunFolder:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"resume={str(run_dir)!r} goes on with what is in the run folder: leave out {name}")
+    return reopened_run(run_dir, load_resumed_config(run_dir, layer_of(keys)))
