@@ -33,7 +33,7 @@ from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import GroupScores, GroupToScore, RewardFunction, TrainingState, WorkerSetup
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
@@ -96,8 +96,8 @@ class Text:
 
 
 class InstantScorer:
-    async def score(self, columns: Any, prompt: Any, completion_text: str, completion_ids: Any) -> RewardResult:
-        return RewardResult(1.0)
+    async def score(self, group: GroupToScore, state: TrainingState) -> GroupScores:
+        return GroupScores([1.0] * len(group.completions))
 
 
 class NoLogger:
@@ -167,7 +167,8 @@ async def measure(num_rollouts: int, num_engines: int, over_http: bool, with_wor
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         scorer: Any = InstantScorer()
         if with_workers:
-            scorer = await stack.enter_async_context(RewardPool({"benchmarks.conductor:constant_reward": 1.0}, 1, 60.0))
+            setup = WorkerSetup([RewardFunction("benchmarks.conductor:constant_reward", "constant_reward")])
+            scorer = await stack.enter_async_context(RewardPool(setup, 1, 60.0))
         gate = asyncio.Event()
         connect: Any = lambda url: ScriptedEngine(gate)  # noqa: E731
         urls = ["http://in-process"]

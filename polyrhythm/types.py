@@ -102,7 +102,7 @@ class Trace(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rollout(msgspec.Struct, frozen=True, gc=False):
-    """One trace with its reward. `reward = None`: the reward failed, the rollout is excluded and counted."""
+    """One trace with its reward. `reward = None`: it failed or no function applies; the rollout is excluded and counted."""
 
     index: int
     trace: Trace
@@ -121,6 +121,10 @@ class Group(msgspec.Struct, frozen=True):
     problem_index: int
     prompt_ids: list[int]
     rollouts: list[Rollout]
+    scores: dict[str, list[float | None]] = {}
+    """What each reward function said of its rollouts, before weighting; None where it does not apply or has failed."""
+    failed: list[int] = []
+    """The rollouts whose reward failed."""
 
     @property
     def num_sampled(self) -> int:

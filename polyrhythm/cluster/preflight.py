@@ -7,7 +7,8 @@ from polyrhythm.config import Config
 from polyrhythm.errors import UserError
 from polyrhythm.kernels.switch import kernels_off
 from polyrhythm.observe.loggers import find_loggers
-from polyrhythm.rewards.functions import check_columns, choose_rewards, import_in_worker
+from polyrhythm.rewards.checks import check_columns, import_in_worker
+from polyrhythm.rewards.functions import worker_setup
 from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
 
@@ -20,7 +21,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
     task = make_task(config.task)
-    signatures = import_in_worker(choose_rewards(config.reward, task.reward), config.reward.memory_mb)
+    signatures = import_in_worker(worker_setup(config.reward, task.reward))
     problems = ProblemStream(task, config.seed).take(0, task.num_problems or NUM_ENDLESS_CHECKED)
     for problem in problems:
         check_columns(signatures, problem)

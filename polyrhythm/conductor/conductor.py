@@ -25,6 +25,7 @@ from polyrhythm.config import Config
 from polyrhythm.errors import RunError
 from polyrhythm.messages import GroupsReply, JoinRequest, Published
 from polyrhythm.observe.activity import ActivityReport
+from polyrhythm.rewards.sandbox.frames import TrainingState
 from polyrhythm.rollout import Rollouter
 from polyrhythm.types import Group, Problem
 
@@ -250,6 +251,7 @@ class Conductor:
             assignment=GroupAssignment.of(self.config),
             opened_at_s=time.monotonic(),
             last_group_before_s=max(self.step.finished_at_s.values()) if self.step else None,
+            training_state=TrainingState(version, self.config.num_steps, self.step_log.epoch(cursor) or 0.0),
         )
         num_restored = sum(step.restore(group, time.monotonic()) for group in self._journal.groups(version))
         if num_restored:
@@ -273,8 +275,10 @@ class Conductor:
                 order=self._lengths.dispatch_order(step.problems) if longest_first else None,
             )  # fmt: skip
             await dispatcher.run()
-            if step.num_scored == 0:
-                raise RunError(f"every reward of step {step.number} failed, for example: {step.reward_errors.example}")
+            if step.have_all_rewards_failed:
+                raise RunError(f"every reward of step {step.number} failed, for example: {step.reward_record.example}")
+            if not step.has_signal:
+                log.warning("no reward function applies to any rollout of step %d: it teaches nothing", step.number)
         except RunError as error:
             self.fail(str(error))
         except Exception as error:  # a defect of ours: say it everywhere instead of leaving the trainer to wait

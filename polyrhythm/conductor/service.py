@@ -22,7 +22,7 @@ from polyrhythm.messages import EngineName, JoinRequest, Published, RunInfo, Thr
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.observe.loggers.logger import DEFAULT_PROJECT, LoggedRun
 from polyrhythm.observe.status import Curves
-from polyrhythm.rewards.functions import choose_rewards
+from polyrhythm.rewards.functions import worker_setup
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import ROLLOUTERS
 from polyrhythm.types import Sampling
@@ -151,8 +151,9 @@ async def run_conductor(
     async with listener, open_session() as session:
         task = make_task(config.task)
         tokenizer = Tokenizer(model_dir)
-        functions, limits = choose_rewards(config.reward, task.reward), config.reward
-        rewards = make_rewards(functions, limits.num_workers, limits.deadline_s, limits.memory_mb)
+        rewards = make_rewards(
+            worker_setup(config.reward, task.reward), config.reward.num_workers, config.reward.deadline_s
+        )
         with Loggers(_logged_run(config, run_dir, first_step), find_loggers(config.observe.loggers)) as logger:
             async with rewards:
                 journal = Journal(run_dir / "journal")

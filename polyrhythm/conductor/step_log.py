@@ -40,15 +40,18 @@ class StepLog:
 
     def close(self, step: Step, of_engines: dict[str, float], of_trainer: dict[str, float]) -> None:
         """The step is over: put together what everybody measured, log it, and let `step.metrics` say that it is closed."""
-        of_step = step_metrics(
-            step, time.monotonic(), num_problems=self._num_problems, correct_above=self._correct_above
-        )
+        epoch = self.epoch(step.next_cursor)
+        of_step = step_metrics(step, time.monotonic(), epoch=epoch, correct_above=self._correct_above)
         step.metrics = in_order(of_step | of_engines | self._totals(step, of_trainer) | of_trainer)
         self.last_metrics = step.metrics
         self.last_samples = step_samples(step, self._num_samples, self._text)
         self.curves.add(step.metrics)
         self._logger.log(step.number, self.last_metrics)
         self._logger.log_samples(step.number, self.last_samples)
+
+    def epoch(self, cursor: int) -> float | None:
+        """How often the run has gone through its problems once it has taken so many; None if they have no end."""
+        return cursor / self._num_problems if self._num_problems else None
 
     def _totals(self, step: Step, of_trainer: dict[str, float]) -> dict[str, float]:
         num_generated = sum(group.num_sampled for group in step.finished.values())

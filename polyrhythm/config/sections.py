@@ -56,21 +56,27 @@ class RewardConfig(Section):
     """What rollouts are worth, and the worker processes that find out."""
 
     functions: list[str] = []
-    """Reward functions as `module:function`, such as ["my_rewards:score"]; empty: the task's own."""
+    """Reward functions as `module:function` or `file.py:function`, such as ["my_rewards.py:score"]; empty: the task's own."""
     weights: list[float] = []
     """The reward is the sum of what the functions return, each times its weight; empty: all 1."""
+    options: dict[str, dict[str, Any]] = {}
+    """A function that is named here, such as {score = {bonus = 0.5}}, is a factory: called with these, it returns the function."""
+    environment: list[str] = []
+    """Environment variables that rewards may see, such as ["OPENAI_API_KEY"]; others with secrets are hidden from them."""
     num_workers: int = Field(default=1, ge=1)
     """Reward worker processes."""
-    deadline_s: float = Field(default=10.0, gt=0)
-    """A reward that takes longer is stopped; the second time its rollout is excluded."""
+    deadline_s: float = Field(default=30.0, gt=0)
+    """A call for a group that takes longer is stopped; after the second its completions are tried one at a time."""
     memory_mb: int = Field(default=4096, ge=0)
     """Address space of a reward worker; 0 is no limit."""
 
     @model_validator(mode="after")
     def _checks(self) -> "RewardConfig":
         for index, function in enumerate(self.functions):
-            if not re.fullmatch(r"\w+(\.\w+)*:\w+", function):
-                raise ValueError(f"reward.functions[{index}]={function!r} is not of the form module:function")
+            if not re.fullmatch(r"\w+|\w+(\.\w+)*:\w+|.+\.(py|sock):\w+", function):
+                raise ValueError(
+                    f"reward.functions[{index}]={function!r} is not of the form module:function or file.py:function"
+                )
             if function in self.functions[:index]:
                 raise ValueError(f"reward.functions has {function!r} twice: give it once, with the sum of the weights")
         if self.weights and len(self.weights) != len(self.functions):

@@ -4,6 +4,7 @@ Whoever measures something new adds it here; `python -m polyrhythm.observe.metri
 """
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 TRAINED = "`train/tokens` is above 0"
 RANKS = "`training.num_ranks` is above 1"
+SEVERAL = "there are several reward functions, and it applies to a rollout"
 KL = f"`algorithm.kl_coef` and {TRAINED}"
 
 METRICS: dict[str, Metric] = {
@@ -37,6 +39,24 @@ METRICS: dict[str, Metric] = {
         "conductor",
         "rollouts",
         "Rollouts whose reward failed; they are not trained on, and `logs/conductor.log` says why they failed.",
+    ),
+    "reward/no_signal": Metric(
+        "conductor",
+        "rollouts",
+        "Rollouts for which every reward function returned None: none applies, and they are not trained on.",
+    ),
+    "reward/*/mean": Metric(
+        "conductor",
+        "reward",
+        "Mean of one function, named by it, before weighting, over the rollouts that it applies to.",
+        SEVERAL,
+    ),
+    "reward/*/std": Metric("conductor", "reward", "Standard deviation over the same rollouts.", SEVERAL),
+    "reward_extra/*": Metric(
+        "conductor",
+        "as the function says",
+        "Mean of what reward functions log with `log_metric`, or return beside `score`; at most 100 names.",
+        "a function logs it",
     ),
     "completion/tokens_mean": Metric("conductor", "tokens", "Mean length of the completions."),
     "completion/tokens_min": Metric("conductor", "tokens", "Length of the shortest completion."),
@@ -190,7 +210,9 @@ SAMPLE_COLUMNS: dict[str, str] = {
     "prompt": "Text or chat messages, as the task gives them.",
     "columns": "The other columns of the problem: what the reward function is given by name.",
     "completion": "What the model wrote, as text.",
-    "reward": "Its reward; null if the reward failed.",
+    "reward": "Its reward; null if a function failed or none applies.",
+    "scores": "What each reward function returned for it, by name and before weighting; null if it failed or does not apply.",
+    "extra": "What reward functions log with `log_extra`, or return beside `score`, by name.",
     "finish_reason": "`stop`, or `length` if it was cut off at `rollout.max_tokens`.",
     "prompt_tokens": "Length of the prompt.",
     "completion_tokens": "Length of the completion.",
@@ -200,9 +222,8 @@ ALWAYS_TIMED = (Activity.LOAD, Activity.WAIT, Activity.FORWARD_BACKWARD, Activit
 
 
 def is_known(name: str) -> bool:
-    """Whether the table has a metric, by its name or by its family (`loss/*`)."""
-    family, slash, _ = name.partition("/")
-    return name in METRICS or f"{family}{slash}*" in METRICS
+    """Whether the table has a metric, by its name or as one of many (`loss/*`, `reward/*/mean`)."""
+    return name in METRICS or any(fnmatchcase(name, pattern) for pattern in METRICS if "*" in pattern)
 
 
 def in_order(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,43 +1,86 @@
-"""Reward functions by name, checked before a run starts, and the command that runs them in a worker."""
+"""Reward functions by name: which ones score a run, what they are called in its metrics, and how they are made."""
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
-import polyrhythm
 from polyrhythm.config import RewardConfig
 from polyrhythm.errors import UserError
-from polyrhythm.rewards.sandbox.frames import Hello, RewardSignature, split_frame
-from polyrhythm.types import Problem
+from polyrhythm.rewards.sandbox.frames import RewardFunction, WorkerSetup
 from polyrhythm.user_code import import_attribute
 
-START_DEADLINE_S = 60.0
-ALLOWED_VARIABLES = {
-    *("PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
-    *("HF_HOME", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
-}
+BUILT_IN: dict[str, str] = {}
+"""Short names for functions of this package, as `module:function`."""
 
 
-def choose_rewards(config: RewardConfig, own: str | None) -> dict[str, float]:
-    """The functions that score this run, each with its weight: those of the configuration, or the task's own."""
-    functions = config.functions or ([own] if own else [])
-    if not functions:
+def worker_setup(config: RewardConfig, own: str | None) -> WorkerSetup:
+    """What the workers of a run are told."""
+    return WorkerSetup(choose_rewards(config, own), config.memory_mb, config.environment)
+
+
+def choose_rewards(config: RewardConfig, own: str | None) -> list[RewardFunction]:
+    """The functions that score a run: those of the configuration, or the task's own."""
+    specs = config.functions or ([own] if own else [])
+    if not specs:
         raise UserError(
             "reward.functions is empty and the task has no reward of its own: "
             'give your function, such as reward.functions = ["my_rewards:score"]'
         )
-    return dict(zip(functions, config.weights or [1.0] * len(functions), strict=True))
+    weights = config.weights or [1.0] * len(specs)
+    names = short_names(specs)
+    options = [config.options.get(spec, config.options.get(name)) for spec, name in zip(specs, names, strict=True)]
+    unknown = [key for key in config.options if key not in {*specs, *names}]
+    if unknown:
+        raise UserError(f"reward.options has {unknown[0]!r}, which is none of the functions: {', '.join(names)}")
+    return [
+        RewardFunction(spec, name, weight, option)
+        for spec, name, weight, option in zip(specs, names, weights, options, strict=True)
+    ]
 
 
-def resolve_reward(spec: str) -> Callable[..., Any]:
-    """The function that `module:function` names; modules in the working directory are found too."""
-    module_name, colon, function_name = spec.partition(":")
+def short_names(specs: Sequence[str]) -> list[str]:
+    """What metrics and samples call the functions: by their own names, with that of the module if two have the same."""
+    parts = [spec.rpartition(":") for spec in specs]
+    names = [function for _, _, function in parts]
+    count = Counter(names)
+    full = [
+        f"{_stem(module)}.{name}" if module and count[name] > 1 else name
+        for (module, _, _), name in zip(parts, names, strict=True)
+    ]
+    return [
+        f"{name}_{full[:place].count(name) + 1}" if full[:place].count(name) else name
+        for place, name in enumerate(full)
+    ]
+
+
+def make_function(reward: RewardFunction, held: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
+    """The function itself: imported, or one of those `held` by this process; made by its factory if it has options."""
+    function = _find(reward.spec, held or {})
+    if reward.options is None:
+        return function
+    try:
+        made = function(**reward.options)
+    except Exception as error:  # the factory is the user's code, which may raise anything
+        raise UserError(
+            f"reward.options of {reward.name!r}, {reward.options}, are what its factory is called with, "
+            f"and it raised {type(error).__name__}: {error}"
+        ) from error
+    if not callable(made):
+        raise UserError(
+            f"reward {reward.spec!r} has reward.options, so it must be a factory: called with them it returned "
+            f"{made!r}, which is no function"
+        )
+    return made
+
+
+def _find(spec: str, held: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    module_name, colon, function_name = BUILT_IN.get(spec, spec).rpartition(":")
+    if spec in held:
+        return held[spec]
     if not (module_name and colon and function_name):
-        raise UserError(f"reward {spec!r} is not of the form module:function")
+        known = f"one of {', '.join(BUILT_IN)}, or " if BUILT_IN else ""
+        raise UserError(f"reward {spec!r} is not {known}of the form module:function or file.py:function")
     try:
         function = import_attribute(module_name, function_name)
     except AttributeError as error:
@@ -53,52 +96,6 @@ def resolve_reward(spec: str) -> Callable[..., Any]:
     return function
 
 
-def import_in_worker(rewards: dict[str, float], memory_mb: int = 0) -> list[RewardSignature]:
-    """What the rewards need; UserError unless a worker, with its scrubbed environment and its limits, can import them."""
-    named = " and ".join(map(repr, rewards))
-    try:
-        done = subprocess.run(
-            worker_command(rewards, memory_mb),
-            env=worker_environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=START_DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"reward {named}: importing it took longer than {START_DEADLINE_S:.0f} s") from error
-    hello = split_frame(done.stdout, Hello)
-    if hello is None:
-        last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"reward {named} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
-    if hello.error is not None:
-        raise UserError(hello.error)
-    return hello.signatures
-
-
-def check_columns(signatures: list[RewardSignature], problem: Problem) -> None:
-    """Raise UserError if a reward cannot be called with what the problem has."""
-    for signature in signatures:
-        missing = [name for name in signature.required if name not in problem.columns]
-        if missing:
-            there_are = f"only {', '.join(problem.columns)}" if problem.columns else "none"
-            raise UserError(
-                f"reward {signature.function!r} needs the column {missing[0]!r}, and problem {problem.index} has "
-                f"{there_are}: add it to the problems, or give the parameter {missing[0]!r} a default"
-            )
-
-
-def worker_command(rewards: dict[str, float], memory_mb: int) -> list[str]:
-    return [sys.executable, "-m", "polyrhythm.rewards.sandbox.worker", json.dumps(rewards), str(memory_mb)]
-
-
-def worker_environment() -> dict[str, str]:
-    """What a worker may see of the environment: paths and language, never tokens or keys."""
-    environment = {
-        name: value for name, value in os.environ.items() if name in ALLOWED_VARIABLES or name.startswith("LC_")
-    }
-    package_parent = str(Path(polyrhythm.__file__).resolve().parents[1])
-    inherited_path = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{package_parent}{os.pathsep}{inherited_path}" if inherited_path else package_parent
-    environment["OMP_NUM_THREADS"] = "1"
-    return environment
+def _stem(module: str) -> str:
+    """`rewards` of /home/me/rewards.py, `math` of my.rewards.math."""
+    return PurePath(module).stem if module.endswith(".py") else module.rpartition(".")[2]

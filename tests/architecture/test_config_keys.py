@@ -36,6 +36,8 @@ rollout.temperature
 rollout.stop
 reward.functions
 reward.weights
+reward.options
+reward.environment
 reward.num_workers
 reward.deadline_s
 reward.memory_mb

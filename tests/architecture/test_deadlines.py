@@ -60,13 +60,18 @@ WITHOUT_DEADLINE = {
     ("engine/embedded/engine.py", "asyncio.shield(asyncio.wrap_future(done))"): SERVED,
     ("engine/embedded/engine.py", "asyncio.to_thread(self._stops.prepare, request.sampling.stop)"): LOCAL,
     ("engine/embedded/engine.py", "self._inbox.get()"): "the queue is not empty",
-    ("rewards/sandbox/pool.py", "asyncio.create_subprocess_exec("): "the system starts a process or fails",
-    ("rewards/sandbox/pool.py", "stdout.readexactly(HEADER.size)"): "both callers of _receive hold a timeout",
-    ("rewards/sandbox/pool.py", "stdout.readexactly(length)"): "both callers of _receive hold a timeout",
+    ("rewards/sandbox/process.py", "asyncio.create_subprocess_exec("): "the system starts a process or fails",
+    ("rewards/sandbox/process.py", "stdout.readexactly(HEADER.size)"): "the only caller of _receive holds a timeout",
+    ("rewards/sandbox/process.py", "stdout.readexactly(length)"): "the only caller of _receive holds a timeout",
     (
         "rewards/sandbox/pool.py",
         "self._idle.get()",
-    ): "a worker is given back at its deadline; each scores one rollout at a time",
+    ): "a worker is given back at its deadline; each makes one call at a time",
+    ("rewards/sandbox/pool.py", "asked.scores"): "answered by the call that has taken it, at its deadline",
+    (
+        "rewards/sandbox/scoring.py",
+        "asyncio.gather(*awaitables, return_exceptions=True)",
+    ): "the pool kills a worker that misses its deadline",
     ("http/async_client.py", "async for response.content.iter_any()"): "the only caller holds a timeout",
 }
 

@@ -122,7 +122,7 @@ def test_reward_workers_that_die_or_hang_once_are_asked_again(cli, undisturbed):
     outcome = disturbed(
         cli,
         {"what": "kill", "where": "reward", "nth": 5},
-        {"what": "stop", "where": "reward", "nth": 60},
+        {"what": "stop", "where": "reward", "nth": 16},
         reward__deadline_s=5,
     )
     assert fired(outcome) == [("kill", "reward"), ("stop", "reward")]

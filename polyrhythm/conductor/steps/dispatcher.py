@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.health import EngineState
@@ -15,9 +15,9 @@ from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.steps.work_queue import Work, WorkQueue
 from polyrhythm.errors import RunError
 from polyrhythm.messages import GenerateReply, GenerateRequest
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import GroupScores, GroupToScore, TrainingState
 from polyrhythm.rollout import Generate, Rollouter
-from polyrhythm.types import ChatMessage, Group, Problem, Trace, rollout_seed
+from polyrhythm.types import Group, Problem, Trace, rollout_seed
 
 TICK_S = 0.5
 
@@ -27,9 +27,7 @@ log = logging.getLogger(__name__)
 class Scorer(Protocol):
     """The reward pool, or a stand-in."""
 
-    async def score(
-        self, columns: dict[str, Any], prompt: str | list[ChatMessage], completion_text: str, completion_ids: list[int]
-    ) -> RewardResult: ...
+    async def score(self, group: GroupToScore, state: TrainingState) -> GroupScores: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Dispatcher:
         except* RunError as group:
             raise RunError(str(group.exceptions[0])) from group
         finally:
-            for text in self._step.reward_errors.report(self._step.number):
+            for text in self._step.reward_record.report(self._step.number):
                 log.warning("%s", text)
 
     def _send_what_fits(self, tasks: asyncio.TaskGroup, now_s: float) -> None:
@@ -146,8 +144,9 @@ class Dispatcher:
         work.is_finished = True
         for other in self._requests.get(work.position, []):
             other.abandon()
-        rewards = await self._score(problem, self._step.ledger.traces(work.position))
-        self._on_finished(self._step.finish(work.position, prompt_ids, rewards, time.monotonic()))
+        scores = await self._score(problem, self._step.ledger.traces(work.position))
+        self._step.reward_record.add(work.position, problem.index, scores)
+        self._on_finished(self._step.finish(work.position, prompt_ids, scores, time.monotonic()))
         self._pool.changed.set()
 
     async def _roll_out(
@@ -243,17 +242,12 @@ class Dispatcher:
         self._queue.start_anew(work)
         self._pool.changed.set()
 
-    async def _score(self, problem: Problem, traces: list[Trace]) -> list[float | None]:
-        async with asyncio.TaskGroup() as tasks:
-            scores = [
-                tasks.create_task(
-                    self._scorer.score(problem.columns, problem.prompt, self._rollouter.text(trace), trace.token_ids)
-                )
-                for trace in traces
-            ]
-        results = [score.result() for score in scores]
-        self._step.num_scored += sum(result.reward is not None for result in results)
-        for result in results:
-            if result.reward is None:
-                self._step.reward_errors.add(problem.index, result)
-        return [result.reward for result in results]
+    async def _score(self, problem: Problem, traces: list[Trace]) -> GroupScores:
+        group = GroupToScore(
+            problem.columns,
+            problem.prompt,
+            completions=[self._rollouter.text(trace) for trace in traces],
+            completion_ids=[trace.token_ids for trace in traces],
+            finish_reason=[trace.finish_reason for trace in traces],
+        )
+        return await self._scorer.score(group, self._step.training_state)

@@ -3,14 +3,13 @@
 from statistics import fmean, pstdev
 
 from polyrhythm.conductor.steps.step import Step
+from polyrhythm.types import Group
 
 
-def step_metrics(
-    step: Step, now_s: float, *, num_problems: int | None, correct_above: float | None
-) -> dict[str, float]:
+def step_metrics(step: Step, now_s: float, *, epoch: float | None, correct_above: float | None) -> dict[str, float]:
     """The metrics of a step whose groups are all in.
 
-    A task without an end (`num_problems` is None) has no epochs, one that does not say what is correct no accuracy.
+    A task without an end has no epochs, one that does not say what is correct no accuracy.
     """
     groups = list(step.finished.values())
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -24,7 +23,10 @@ def step_metrics(
         "reward/mean": fmean(rewards) if rewards else 0.0,
         "reward/std": pstdev(rewards) if rewards else 0.0,
         **_accuracy(rewards, correct_above),
-        "reward/excluded": len(rollouts) - len(rewards),
+        "reward/excluded": (num_failed := sum(len(group.failed) for group in groups)),
+        "reward/no_signal": len(rollouts) - len(rewards) - num_failed,
+        **_by_function(groups),
+        **{f"reward_extra/{name}": fmean(numbers) for name, numbers in step.reward_record.metrics.items()},
         "groups/zero_variance": sum(
             len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) < 2 for group in groups
         ),
@@ -32,7 +34,7 @@ def step_metrics(
         "completion/tokens_min": min(lengths),
         "completion/tokens_max": max(lengths),
         "completion/truncated_fraction": fmean(rollout.trace.finish_reason == "length" for rollout in rollouts),
-        **({"data/epoch": step.next_cursor / num_problems} if num_problems else {}),
+        **({} if epoch is None else {"data/epoch": epoch}),
         "generate/tokens_per_s": sum(lengths) / last_group_s if last_group_s > 0 else 0.0,
         "generate/first_group_s": first_group_s,
         "generate/last_group_s": last_group_s,
@@ -57,3 +59,13 @@ def _accuracy(rewards: list[float], correct_above: float | None) -> dict[str, fl
     if not rewards or correct_above is None:
         return {}
     return {"reward/accuracy": fmean(reward > correct_above for reward in rewards)}
+
+
+def _by_function(groups: list[Group]) -> dict[str, float]:
+    """Mean and deviation of each reward function, where it applies; of a single one `reward/mean` says the same."""
+    metrics = {}
+    for name in dict.fromkeys(name for group in groups for name in group.scores if len(group.scores) > 1):
+        scores = [score for group in groups for score in group.scores.get(name, []) if score is not None]
+        if scores:
+            metrics |= {f"reward/{name}/mean": fmean(scores), f"reward/{name}/std": pstdev(scores)}
+    return metrics

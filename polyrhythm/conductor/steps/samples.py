@@ -1,6 +1,6 @@
 """Some completions of a step as text, for `samples.jsonl` and the live view. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -14,7 +14,9 @@ def step_samples(step: Step, num_samples: int, text: Callable[[Trace], str]) -> 
     rounds = zip(*(group.rollouts for group in groups), strict=True)
     in_turn = ((group, rollout) for round_ in rounds for group, rollout in zip(groups, round_, strict=True))
     return [
-        _sample(step.problems[group.position], group, rollout, text) for group, rollout in islice(in_turn, num_samples)
+        _sample(step.problems[group.position], group, rollout, text)
+        | {"extra": _of_rollout(step.reward_record.extra.get(group.position, {}), rollout)}
+        for group, rollout in islice(in_turn, num_samples)
     ]
 
 
@@ -29,7 +31,12 @@ def _sample(problem: Problem, group: Group, rollout: Rollout, text: Callable[[Tr
         "columns": problem.columns,
         "completion": text(rollout.trace),
         "reward": rollout.reward,
+        "scores": _of_rollout(group.scores, rollout),
         "finish_reason": rollout.trace.finish_reason,
         "prompt_tokens": len(group.prompt_ids),
         "completion_tokens": rollout.trace.num_sampled,
     }
+
+
+def _of_rollout(columns: Mapping[str, list[Any]], rollout: Rollout) -> dict[str, Any]:
+    return {name: values[rollout.index] for name, values in columns.items()}

@@ -1,13 +1,13 @@
 """One step as the conductor keeps it: its problems, its ledger, and the groups that are ready for the trainer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.conductor.steps.ledger import Ledger
-from polyrhythm.conductor.steps.reward_errors import RewardErrors
+from polyrhythm.conductor.steps.reward_record import RewardRecord
+from polyrhythm.rewards.sandbox.frames import GroupScores, TrainingState
 from polyrhythm.types import Group, Problem, Rollout
 
 
@@ -38,8 +38,9 @@ class Step:
     num_retries: int = 0
     num_hedged: int = 0
     num_replaced: int = 0
-    num_scored: int = 0
-    reward_errors: RewardErrors = field(default_factory=RewardErrors)
+    training_state: TrainingState = field(default_factory=TrainingState)
+    """What reward functions are told of the run."""
+    reward_record: RewardRecord = field(default_factory=RewardRecord)
     metrics: dict[str, float] | None = None
     """What was logged for it; None until it is committed."""
 
@@ -65,13 +66,27 @@ class Step:
     def is_committed(self) -> bool:
         return self.metrics is not None
 
-    def finish(self, position: int, prompt_ids: list[int], rewards: Sequence[float | None], now_s: float) -> Group:
+    @property
+    def have_all_rewards_failed(self) -> bool:
+        """Of every rollout: one to which no function applies has not failed."""
+        return all(len(group.failed) == len(group.rollouts) for group in self.finished.values())
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether any rollout has a reward."""
+        return any(rollout.reward is not None for group in self.finished.values() for rollout in group.rollouts)
+
+    def finish(self, position: int, prompt_ids: list[int], scores: GroupScores, now_s: float) -> Group:
         """All rollouts of a position are in and scored: its group is ready."""
         rollouts = [
             Rollout(index=index, trace=trace, policy_version=self.version, reward=reward)
-            for index, (trace, reward) in enumerate(zip(self.ledger.traces(position), rewards, strict=True))
+            for index, (trace, reward) in enumerate(zip(self.ledger.traces(position), scores.rewards, strict=True))
         ]
-        group = Group(self.version, position, self.problems[position].index, prompt_ids, rollouts)
+        problem, failed = self.problems[position].index, sorted(scores.failures)
+        return self._add(Group(self.version, position, problem, prompt_ids, rollouts, scores.scores, failed), now_s)
+
+    def _add(self, group: Group, now_s: float) -> Group:
+        position = group.position
         self.finished[position] = group
         self.finished_at_s[position] = now_s
         if self.order == "completion":
@@ -89,7 +104,7 @@ class Step:
             not expected
             or self.problems[group.position].index != group.problem_index
             or group.position in self.finished
-            or all(rollout.reward is None for rollout in group.rollouts)  # the reward may have been mended since
+            or len(group.failed) == len(group.rollouts)  # the reward may have been mended since
         ):
             return False
         for rollout in group.rollouts:
@@ -97,10 +112,8 @@ class Step:
         if self.ledger.missing(group.position):
             self.ledger.forget(group.position)
             return False
-        rewards = [rollout.reward for rollout in group.rollouts]
-        self.num_scored += sum(reward is not None for reward in rewards)
         self.num_dispatched += 1
-        self.finish(group.position, group.prompt_ids, rewards, now_s)
+        self._add(group, now_s)
         return True
 
     def replace(self, position: int, problem: Problem) -> None:

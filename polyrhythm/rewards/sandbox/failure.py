@@ -3,29 +3,28 @@
 import traceback
 from pathlib import Path
 
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import RewardFailure
 
 MAX_ERROR_CHARS = 500
 MAX_TRACEBACK_CHARS = 8000
-OWN_FILES = {str(Path(__file__).with_name("worker.py"))}
+OWN_FILES = {str(Path(__file__).with_name(name)) for name in ("worker.py", "scoring.py", "calling.py")}
 
 
-def failure_of(error: Exception) -> RewardResult:
-    """No reward, and why. An exception without a message, such as a bare assert, shows the line that raised it."""
+def failure_of(error: BaseException) -> RewardFailure:
+    """What went wrong. An exception without a message, such as a bare assert, shows the line that raised it."""
     report = traceback.TracebackException.from_exception(error)
     frames = list(report.stack)
     while frames and frames[0].filename in OWN_FILES:
         del frames[0]
     said = "".join(report.format_exception_only()).strip()
-    if not frames:  # what the function returned is wrong
-        return RewardResult(reward=None, error=_plain(said[:MAX_ERROR_CHARS]), origin=type(error).__name__)
+    if not frames:  # what the function returned is wrong, or the way it was called
+        return RewardFailure(_plain(said[:MAX_ERROR_CHARS]), origin=type(error).__name__)
     report.stack = traceback.StackSummary.from_list(frames)
     last = frames[-1]
     place = f"{Path(last.filename).name}:{last.lineno}"
     if not str(error):
         said = f"{said}: {last.line}"
-    return RewardResult(
-        reward=None,
+    return RewardFailure(
         error=_plain(f"{said[:MAX_ERROR_CHARS]} ({place})"),
         traceback=_plain("".join(report.format())[-MAX_TRACEBACK_CHARS:].rstrip()),
         origin=_plain(f"{type(error).__name__} {last.filename}:{last.lineno}"),

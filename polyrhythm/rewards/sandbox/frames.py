@@ -11,35 +11,110 @@ MAX_FRAME_BYTES = 64 * 2**20
 T = TypeVar("T")
 
 
+class RewardFunction(msgspec.Struct, frozen=True):
+    """A function that scores a run: where it is, what its values are called, and what they count in the sum."""
+
+    spec: str
+    """`module:function` or `/absolute/file.py:function`."""
+    name: str
+    weight: float = 1.0
+    options: dict[str, Any] | None = None
+    """Not None: what `spec` names is a factory, and these are its keyword arguments."""
+
+
+class WorkerSetup(msgspec.Struct, frozen=True):
+    """The first frame that a worker reads: what it is for, and what it may have."""
+
+    functions: list[RewardFunction]
+    memory_mb: int = 0
+    environment: list[str] = []
+    """Variables that it may see beside those that every worker sees."""
+
+
 class RewardSignature(msgspec.Struct, frozen=True):
-    """A reward function and the columns that it cannot be called without."""
+    """What a function asks for."""
 
     function: str
     required: list[str]
+    """The columns that it cannot be called without."""
+    groups_per_call: int = 1
+    compares_completions: bool = False
+    per_completion: bool = False
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The worker's first frame: the rewards are imported and need these columns, or why they are not."""
+    """The worker's first frame: the rewards are imported and ask for this, or why they are not."""
 
     error: str | None
     signatures: list[RewardSignature] = []
+    pid: int = 0
+
+
+class TrainingState(msgspec.Struct, frozen=True):
+    """What a function is told as `trainer_state`, under the names of transformers' TrainerState."""
+
+    global_step: int = 0
+    """Steps that are finished: 0 in the first."""
+    max_steps: int = 0
+    epoch: float = 0.0
+
+
+class GroupToScore(msgspec.Struct, frozen=True):
+    """A problem and its completions; the lists have one item for each of them."""
+
+    columns: dict[str, Any]
+    prompt: str | list[dict[str, Any]]
+    completions: list[str]
+    completion_ids: list[list[int]]
+    finish_reason: list[str]
+
+    def one_by_one(self) -> list["GroupToScore"]:
+        """A group for each completion."""
+        return [
+            GroupToScore(self.columns, self.prompt, [text], [ids], [reason])
+            for text, ids, reason in zip(self.completions, self.completion_ids, self.finish_reason, strict=True)
+        ]
 
 
 class ScoreRequest(msgspec.Struct, frozen=True):
-    columns: dict[str, Any]
-    prompt: str | list[dict[str, str]]
-    completion_text: str
-    completion_ids: list[int]
+    groups: list[GroupToScore]
+    state: TrainingState = TrainingState()
 
 
-class RewardResult(msgspec.Struct, frozen=True):
-    """The reward, or None and what went wrong: in one line, and the traceback if the user's code has raised it."""
+class PackedScoreRequest(msgspec.Struct, frozen=True):
+    """A ScoreRequest whose groups are packed already: one that cannot be sent is found before it is put with others."""
 
-    reward: float | None
-    error: str | None = None
+    groups: list[msgspec.Raw]
+    state: TrainingState
+
+
+class RewardFailure(msgspec.Struct, frozen=True):
+    """What went wrong: in one line, and the traceback if the user's code has raised it."""
+
+    error: str
     traceback: str | None = None
     origin: str = ""
     """The type of the error and the line that raised it: equal for errors that differ in their values alone."""
+
+
+class GroupScores(msgspec.Struct, frozen=True):
+    """What the completions of a group are worth; the lists have one item for each of them.
+
+    A reward is None if a function failed, which `failures` then says, or if no function applies to the completion.
+    """
+
+    rewards: list[float | None]
+    scores: dict[str, list[float | None]] = {}
+    """By function, before weighting; None where it does not apply or has failed."""
+    failures: dict[int, RewardFailure] = {}
+    repeated: list[RewardFailure] = []
+    """Calls for several completions that failed and were made again for each of them."""
+    extra: dict[str, list[Any]] = {}
+    metrics: dict[str, list[float]] = {}
+
+
+class ScoreReply(msgspec.Struct, frozen=True):
+    groups: list[GroupScores]
 
 
 def pack_frame(message: msgspec.Struct) -> bytes:

@@ -1,64 +1,67 @@
-"""A reward worker: `python -m polyrhythm.rewards.sandbox.worker '{"module:function": weight}' memory_mb`.
+"""A reward worker, `python -m polyrhythm.rewards.sandbox.worker`: it answers frames on stdin with frames on stdout.
 
-It answers frames on stdin with frames on stdout.
+The first frame says which functions it runs. Functions run in its main thread, where they may set alarms.
 It ends when its stdin closes, or with the process that started it, even in the middle of a reward that hangs.
 """
 
-import asyncio
 import ctypes
-import inspect
-import json
-import math
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import msgspec
 
 from polyrhythm.errors import UserError
-from polyrhythm.rewards.functions import resolve_reward
-from polyrhythm.rewards.sandbox.failure import failure_of
-from polyrhythm.rewards.sandbox.frames import (
-    Hello,
-    RewardResult,
-    RewardSignature,
-    ScoreRequest,
-    pack_frame,
-    read_frame,
-)
-from polyrhythm.types import ChatMessage
+from polyrhythm.rewards.functions import make_function
+from polyrhythm.rewards.sandbox.calling import Function
+from polyrhythm.rewards.sandbox.frames import Hello, ScoreRequest, WorkerSetup, pack_frame, read_frame
+from polyrhythm.rewards.sandbox.scoring import Scorer
 
-ALWAYS_OFFERED = ("prompts", "completions", "completion_ids")
 MAX_FILE_BYTES = 2**30
 MAX_OPEN_FILES = 256
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Consumes score requests, produces one result for each, waits for the next; ends at end of file."""
-    if sys.platform == "linux":
-        # A hanging reward that holds the interpreter lock never sees stdin close.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    limit_resources(memory_mb=int(sys.argv[2]))
+    end_with_parent()
     requests = os.fdopen(os.dup(0), "rb")
     results = os.fdopen(os.dup(1), "wb")
     # What the reward prints, or a child of it reads, must not touch the frames.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    setup = read_frame(requests, WorkerSetup)
+    if setup is not None:
+        limit_resources(setup.memory_mb)
+        serve(setup, requests, results)
+
+
+def end_with_parent() -> None:
+    """A hanging reward that holds the interpreter lock never sees stdin close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(
+    setup: WorkerSetup, requests: BinaryIO, results: BinaryIO, held: Mapping[str, Callable[..., Any]] | None = None
+) -> None:
+    """Consumes score requests, produces a reply to each, waits for the next; ends at end of file."""
+
+    def say(message: msgspec.Struct) -> None:
+        results.write(pack_frame(message))
+        results.flush()
+
     try:
-        rewards = {name: (resolve_reward(name), weight) for name, weight in json.loads(sys.argv[1]).items()}
+        functions = [Function(reward, make_function(reward, held or {})) for reward in setup.functions]
     except UserError as error:
-        results.write(pack_frame(Hello(error=str(error))))
-        results.flush()
+        say(Hello(error=str(error)))
         return
-    signatures = [RewardSignature(name, required_columns(reward)) for name, (reward, _) in rewards.items()]
-    score = make_scorer(list(rewards.values()))
-    results.write(pack_frame(Hello(error=None, signatures=signatures)))
-    results.flush()
+    scorer = Scorer(functions)
+    say(Hello(error=None, signatures=[function.signature for function in functions], pid=os.getpid()))
     while (request := read_frame(requests, ScoreRequest)) is not None:
-        results.write(pack_frame(score(request)))
-        results.flush()
+        say(scorer.score(request))
 
 
 def limit_resources(memory_mb: int) -> None:
@@ -74,70 +77,6 @@ def limit_resources(memory_mb: int) -> None:
         _, hard = resource.getrlimit(kind)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (limit, limit))
-
-
-def make_scorer(rewards: list[tuple[Callable[..., Any], float]]) -> Callable[[ScoreRequest], RewardResult]:
-    """A function that adds up the rewards, each times its weight; if one of them fails, there is no sum."""
-    weighted = [(make_caller(reward), weight) for reward, weight in rewards]
-
-    def score(request: ScoreRequest) -> RewardResult:
-        offered = {name: [value] for name, value in request.columns.items()}
-        offered |= {
-            "prompts": [request.prompt],
-            "completions": [_in_the_form_of(request.prompt, request.completion_text)],
-            "completion_ids": [request.completion_ids],
-        }
-        try:
-            return RewardResult(reward=sum(weight * call(offered) for call, weight in weighted))
-        except Exception as error:  # the user's code may raise anything; its rollout is excluded and counted
-            return failure_of(error)
-
-    return score
-
-
-def make_caller(reward: Callable[..., Any]) -> Callable[[dict[str, Any]], float]:
-    """A function that calls the reward by TRL's convention: lists of one, as keywords the signature asks for."""
-    parameters = inspect.signature(reward).parameters.values()
-    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-    names = {parameter.name for parameter in parameters}
-
-    def call(offered: dict[str, Any]) -> float:
-        result = reward(**{name: value for name, value in offered.items() if takes_all or name in names})
-        return single_number(asyncio.run(result) if inspect.iscoroutine(result) else result)
-
-    return call
-
-
-def required_columns(reward: Callable[..., Any]) -> list[str]:
-    """The parameters without a default that only a problem can give."""
-    return [
-        parameter.name
-        for parameter in inspect.signature(reward).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name not in ALWAYS_OFFERED
-    ]
-
-
-def _in_the_form_of(prompt: str | list[ChatMessage], text: str) -> str | list[ChatMessage]:
-    """Text after text; the assistant's message after messages."""
-    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-
-
-def single_number(result: Any) -> float:
-    """The reward in what the function returned: a number, or a sequence of one."""
-    if hasattr(result, "tolist"):  # numpy arrays and scalars, tensors
-        result = result.tolist()
-    if isinstance(result, list | tuple):
-        if len(result) != 1:
-            raise ValueError(f"the reward returned {len(result)} values for one completion")
-        result = result[0]
-    if result is None:
-        raise ValueError("the reward returned None")
-    number = float(result) if not isinstance(result, str) else math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"the reward returned {result!r}, which is not a finite number")
-    return number
 
 
 if __name__ == "__main__":

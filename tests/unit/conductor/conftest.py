@@ -26,7 +26,7 @@ from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest
 from polyrhythm.observe.metrics import is_known
 from polyrhythm.observe.status import RunStatus
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import GroupScores, GroupToScore, RewardFailure, TrainingState
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
 
@@ -137,12 +137,18 @@ class WordlessText:
 
 @dataclass
 class ScriptedScorer:
-    """Rewards odd completions, unless told otherwise."""
+    """Rewards odd completions, unless told otherwise; set `amend` to add to the scores of a group."""
 
-    reward: Callable[[dict[str, Any], list[int]], RewardResult] = lambda columns, ids: RewardResult(float(ids[0] % 2))
+    reward: Callable[[dict[str, Any], list[int]], float | RewardFailure | None] = lambda columns, ids: float(ids[0] % 2)
+    amend: Callable[[GroupScores], GroupScores] = lambda scores: scores
+    states: list[TrainingState] = field(default_factory=list)
 
-    async def score(self, columns, prompt, completion_text, completion_ids) -> RewardResult:
-        return self.reward(columns, completion_ids)
+    async def score(self, group: GroupToScore, state: TrainingState) -> GroupScores:
+        self.states.append(state)
+        values = [self.reward(group.columns, ids) for ids in group.completion_ids]
+        rewards = [None if isinstance(value, RewardFailure) else value for value in values]
+        failures = {index: value for index, value in enumerate(values) if isinstance(value, RewardFailure)}
+        return self.amend(GroupScores(rewards, {"scripted": rewards}, failures))
 
 
 @dataclass

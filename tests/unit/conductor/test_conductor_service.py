@@ -9,7 +9,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, ActivityReport, Span
 from polyrhythm.observe.metrics import SAMPLE_COLUMNS
 from polyrhythm.observe.status import GroupCounts
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import GroupScores, RewardFailure, TrainingState
 from polyrhythm.types import rollout_seed
 
 
@@ -173,7 +173,7 @@ async def test_open_waits_for_the_engines_that_are_still_starting(make_stage):
 async def test_metrics_say_what_the_step_was_like(make_stage):
     stage = await make_stage(correct_above=0.5)
     stage.scorer.reward = lambda columns, ids: (
-        RewardResult(None, "broken") if columns["answer"] == 0 else RewardResult(float(columns["answer"] == 1))
+        RewardFailure("broken") if columns["answer"] == 0 else float(columns["answer"] == 1)
     )
     await stage.open(0)
     await stage.all_groups(0)
@@ -194,7 +194,7 @@ async def test_metrics_say_what_the_step_was_like(make_stage):
 
 async def test_rewards_of_a_task_that_does_not_say_what_is_correct_have_no_accuracy(make_stage):
     stage = await make_stage()
-    stage.scorer.reward = lambda columns, ids: RewardResult(0.75)
+    stage.scorer.reward = lambda columns, ids: 0.75
     await stage.open(0)
     await stage.all_groups(0)
     await stage.commit(0)
@@ -239,12 +239,12 @@ async def test_a_sample_says_what_it_is_of_and_how_long(make_stage):
 async def test_reward_errors_are_logged_once_per_kind_with_a_count_and_the_traceback(make_stage, caplog):
     stage = await make_stage()
 
-    def fails_often(columns, ids) -> RewardResult:
+    def fails_often(columns, ids) -> float | RewardFailure:
         if columns["answer"] == 3:
-            return RewardResult(None, "the reward took longer than 1 s")
+            return RewardFailure("the reward took longer than 1 s")
         if columns["answer"] == 0:
-            return RewardResult(1.0)
-        return RewardResult(None, f"ValueError: {ids}", "Traceback: line 5", origin="ValueError mine.py:5")
+            return 1.0
+        return RewardFailure(f"ValueError: {ids}", "Traceback: line 5", origin="ValueError mine.py:5")
 
     stage.scorer.reward = fails_often
     await stage.open(0)
@@ -259,10 +259,47 @@ async def test_reward_errors_are_logged_once_per_kind_with_a_count_and_the_trace
 
 async def test_a_step_whose_rewards_all_fail_ends_the_run_with_an_example(make_stage):
     stage = await make_stage()
-    stage.scorer.reward = lambda columns, ids: RewardResult(None, "KeyError: 'gold'")
+    stage.scorer.reward = lambda columns, ids: RewardFailure("KeyError: 'gold'")
     await stage.open(0)
     with pytest.raises(RunError, match="every reward of step 1 failed, for example: KeyError: 'gold'"):
         await stage.run
+
+
+async def test_a_step_without_any_signal_goes_on_and_is_counted(make_stage, caplog):
+    stage = await make_stage(num_problems=8)
+    stage.scorer.reward = lambda columns, ids: None
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    row = stage.logger.rows[0][1]
+    assert (row["reward/no_signal"], row["reward/excluded"], row["reward/mean"]) == (8, 0, 0.0)
+    assert "no reward function applies to any rollout of step 1" in caplog.text
+    await stage.open(1)
+    await stage.all_groups(1)
+    assert stage.scorer.states[0] == TrainingState(0, stage.conductor.config.num_steps, 0.0)
+    assert stage.scorer.states[-1] == TrainingState(1, stage.conductor.config.num_steps, 0.5)
+
+
+async def test_what_functions_say_and_log_is_in_metrics_and_samples(make_stage, caplog):
+    stage = await make_stage(observe={"samples_per_step": 8})
+    stage.scorer.amend = lambda scores: GroupScores(
+        [1.0, 3.0],
+        {"short": [1.0, None], "right": [0.0, 1.0]},
+        extra={"parsed": ["a", "b"]},
+        metrics={"length": [2.0, 4.0]} | {f"name{i}": [0.0] for i in range(120)},
+        repeated=[RewardFailure("ValueError: together", origin="together")],
+    )
+    await stage.open(0)
+    await stage.all_groups(0)
+    await stage.commit(0)
+    row = stage.logger.rows[0][1]
+    assert (row["reward/short/mean"], row["reward/right/mean"], row["reward/right/std"]) == (1.0, 0.5, 0.5)
+    assert row["reward_extra/length"] == 3.0
+    assert sum(name.startswith("reward_extra/") for name in row) == 100
+    sample = next(sample for sample in stage.logger.samples if sample["rollout"] == 1)
+    assert sample["scores"] == {"short": None, "right": 1.0} and sample["extra"] == {"parsed": "b"}
+    assert "more than 100 metrics in step 1" in caplog.text
+    assert "failed for several completions together, not for each alone, in step 1" in caplog.text
 
 
 async def test_the_status_shows_who_waits_for_whom(make_stage):

@@ -12,7 +12,7 @@ from polyrhythm import messages
 from polyrhythm.errors import RunError
 from polyrhythm.messages import GenerateReply
 from polyrhythm.observe.activity import Activity, ActivityReport, Span
-from polyrhythm.rewards.sandbox.frames import RewardResult
+from polyrhythm.rewards.sandbox.frames import RewardFailure
 from tests.unit.conductor.conftest import assert_undisturbed
 
 
@@ -240,7 +240,7 @@ async def test_an_engine_that_refuses_a_hedge_is_not_asked_for_it_again(make_sta
 
 async def test_groups_whose_rewards_all_failed_are_made_again_when_the_run_is_resumed(make_stage):
     first = await make_stage()
-    first.scorer.reward = lambda columns, ids: RewardResult(None, "the reward took too long")
+    first.scorer.reward = lambda columns, ids: RewardFailure("the reward took too long")
     await first.open(0)
     with pytest.raises(RunError, match=r"every reward of step 1 failed.*took too long"):
         await first.run

@@ -46,7 +46,7 @@ def test_the_environment_says_nothing(monkeypatch):
             {"conductor": {"dispatch": "problem"}},
             'conductor.dispatch = "problem" was renamed to conductor.dispatch = "in_order"',
         ),
-        ({"reward": {"functions": ["score"]}}, "reward.functions[0]='score' is not of the form module:function"),
+        ({"reward": {"functions": ["my score"]}}, "reward.functions[0]='my score' is not of the form module:function"),
         ({"reward": {"functions": ["a:b", "a:b"]}}, "reward.functions has 'a:b' twice"),
         (
             {"reward": {"functions": ["a:b"], "weights": [1, 2]}},
