@@ -21,6 +21,7 @@ from polyrhythm.training.policy.tri_model import load_policy, save_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import exported
+from polyrhythm.weights.proof import probe_of
 from polyrhythm.weights.store import WeightStore
 
 
@@ -39,7 +40,8 @@ def train(
         metrics = trainer.metrics()
         if trainer.replica.is_writer:  # it speaks for all
             with recorder.doing(Activity.PUBLISH):
-                store.publish(exported(trainer.policy), version=step.version + 1)
+                probe = probe_of(trainer.policy, step.version + 1)  # what engines must compute once they have loaded it
+                store.publish(exported(trainer.policy), step.version + 1, probe)
             times = trainer_times(recorder.take_seconds())
             step.commit(times | metrics)  # the step is closed, engines begin the next one
             checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
@@ -62,7 +64,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
         loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, share=replica.share)
         if replica.is_writer:
-            store.publish(exported(trainer.policy), version=run.first_step)
+            store.publish(exported(trainer.policy), run.first_step, probe_of(trainer.policy, run.first_step))
             loader.announce(run.first_step)
     with interrupts.deferred():
         with checkpoints.kept():

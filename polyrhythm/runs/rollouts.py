@@ -22,7 +22,7 @@ from polyrhythm.runs.script import refuse_while_imported, script_modules_found
 from polyrhythm.runs.starting import new_run
 
 if TYPE_CHECKING:
-    import torch
+    from transformers import PreTrainedModel
 
 CAUSE_DEADLINE_S = 10.0
 """Whoever notices that the conductor is gone waits this long to hear why."""
@@ -50,14 +50,15 @@ class Rollouts:
         self._loader = RolloutLoader(self._source, LoaderSettings.of(config, share_prompt=shares_prompts))
         self._version = 0
 
-    def publish(self, model: "torch.nn.Module", metrics: Mapping[str, float] | None = None) -> None:
+    def publish(self, model: "PreTrainedModel", metrics: Mapping[str, float] | None = None) -> None:
         """Hand the weights of `model` to the engines. The first time they begin; later it closes the step.
 
         `metrics` go into metrics.jsonl beside what conductor and engines have measured.
         """
         from polyrhythm.weights.export import exported
+        from polyrhythm.weights.proof import probe_of
 
-        self._store.publish(exported(model), self._version)
+        self._store.publish(exported(model), self._version, probe_of(model, self._version))
         self._source.published(self._version, dict(metrics or {}))
         self._version += 1
 

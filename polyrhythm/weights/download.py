@@ -13,6 +13,7 @@ from polyrhythm.http.errors import CallFailed, DeadlinePassed, ErrorReply
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
     WEIGHTS_FILE,
+    Manifest,
     SnapshotError,
     decode_manifest,
     snapshot_folder,
@@ -35,16 +36,15 @@ class DownloadingStore(WeightStore):
         self._deadline_s = deadline_s
         self._shared_root = shared_root
 
-    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
+    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
         shared_root = self._shared_root
         if shared_root is not None and os.access(snapshot_folder(shared_root, version) / MANIFEST_FILE, os.R_OK):
-            WeightStore(shared_root).load_into(targets, version)
-            return
+            return WeightStore(shared_root).load_into(targets, version)
         if not self.folder(version).exists():
             self._make_room()
             download_snapshot(self._url, self._credential, version, self.root, self._deadline_s)
         try:
-            super().load_into(targets, version)
+            return super().load_into(targets, version)
         except SnapshotError:
             shutil.rmtree(self.folder(version), ignore_errors=True)  # the next attempt downloads it again
             raise

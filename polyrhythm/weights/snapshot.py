@@ -24,10 +24,23 @@ class TensorEntry(msgspec.Struct, frozen=True):
     digest: str
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """What these weights compute, so that an engine can prove that it computes with them; see `weights/proof.py`."""
+
+    seed: int
+    sequences: list[list[int]]
+    logprobs: list[float]
+    """Of every token but the first of each sequence, one sequence after the other."""
+    canary_logprobs: list[float]
+    """The same by the canary of the seed."""
+
+
 class Manifest(msgspec.Struct, frozen=True):
     version: int
     num_bytes: int
     tensors: dict[str, TensorEntry]
+    probe: Probe | None = None
+    """None in what is not for engines, such as a checkpoint."""
 
 
 def snapshot_folder(root: Path, version: int) -> Path:

@@ -25,6 +25,7 @@ from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
     WEIGHTS_FILE,
     Manifest,
+    Probe,
     SnapshotError,
     TensorEntry,
     read_manifest,
@@ -52,14 +53,18 @@ class WeightStore:
     def versions(self) -> list[int]:
         return versions_in(self.root)
 
-    def publish(self, exported: Iterable[Rows], version: int) -> Path:
-        """Write what is exported as `version`; when this returns, the version is complete and visible."""
+    def publish(self, exported: Iterable[Rows], version: int, probe: Probe | None = None) -> Path:
+        """Write what is exported as `version`; when this returns, the version is complete and visible.
+
+        Engines load only what has a probe.
+        """
         tensors = _whole_tensors(exported)
         self.root.mkdir(parents=True, exist_ok=True)
         target = self.folder(version)
         staging = self._staging_folder()
         try:
             manifest = _write_snapshot(tensors, version, staging / WEIGHTS_FILE)
+            manifest = msgspec.structs.replace(manifest, probe=probe)
             _write_file(staging / MANIFEST_FILE, msgspec.json.encode(manifest))
         except OSError as error:
             shutil.rmtree(staging, ignore_errors=True)
@@ -73,7 +78,7 @@ class WeightStore:
         self._retire(version)
         return target
 
-    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
+    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
         """Read `version` into these tensors in place; raises unless every digest of what has arrived is right.
 
         After a failure they hold nothing that may be used.
@@ -82,6 +87,7 @@ class WeightStore:
         _check_fit(manifest, targets)
         with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
             _read_all(file.fileno(), manifest, targets)
+        return manifest
 
     def verify(self, exported: Iterable[Rows], version: int) -> None:
         """Raises unless what is exported is what was published as `version`, to the last bit."""

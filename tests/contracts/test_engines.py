@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from polyrhythm.conductor.engines.client import EngineError, HttpEngineClient
@@ -19,9 +20,12 @@ from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.listener import Listener
 from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest
 from polyrhythm.types import Completion, Sampling
-from polyrhythm.weights.export import exported, named_weights
+from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.proof import check_proof, negate_for_canary, required_probe
+from polyrhythm.weights.snapshot import MANIFEST_FILE, read_manifest
 from polyrhythm.weights.store import WeightStore
 from tests.conftest import VOCABULARY, build_tiny_model
+from tests.publishing import own_logprobs, publish
 
 CREDENTIALS = Credentials({"generate": "generate-secret", "admin": "admin-secret"})
 CONFIG = EngineConfig(threads=1, max_batch=8, kv_tokens=4000)
@@ -66,7 +70,12 @@ class ScriptedCore:
         self._version = NO_VERSION
         for task in self._running:
             task.cancel()
-        self._store.load_into(named_weights(build_tiny_model("qwen3")), version)
+        for is_canary in (True, False):
+            weights = named_weights(model := build_tiny_model("qwen3"))
+            probe = required_probe(self._store.load_into(weights, version))
+            if is_canary:
+                negate_for_canary(weights, probe.seed)
+            check_proof(version, probe, own_logprobs(model, probe.sequences), "float32", is_canary=is_canary)
         self._version = version
 
     def status(self) -> EngineStatus:
@@ -111,7 +120,7 @@ async def engine(request, model_dir: Path, tmp_path: Path) -> AsyncIterator[Engi
     """An engine that has loaded nothing; the store holds the versions 3 and 4, and 5 with one byte changed."""
     store = WeightStore(tmp_path, keep=3)
     for version in (3, 4, 5):
-        store.publish(exported(build_tiny_model("qwen3", seed=version)), version)
+        publish(store, build_tiny_model("qwen3", seed=version), version)
     weights = store.folder(5) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     async with Listener("127.0.0.1", 0) as listener, CORES[request.param](model_dir, CONFIG, store) as core:
@@ -165,6 +174,36 @@ async def test_a_load_that_fails_leaves_no_version_and_a_good_one_heals(engine: 
         await engine.generate(asking(3), DEADLINE_S)
     await engine.load(3, DEADLINE_S)
     assert len((await engine.generate(asking(3), DEADLINE_S)).completions) == 3
+
+
+@pytest.mark.parametrize("which", ["logprobs", "canary_logprobs"])
+async def test_a_version_is_served_only_if_what_is_computed_is_what_the_trainer_computes(engine: Engine, which: str):
+    alter_probe(engine.store, 3, which, by=0.01)
+    with pytest.raises(
+        EngineError, match=r"v3 are loaded but not what is computed: .* 0\.01 apart and at most 0\.001"
+    ) as no:
+        await engine.load(3, DEADLINE_S)
+    assert no.value.refused
+    assert await version_of(engine) == NO_VERSION
+    await engine.load(4, DEADLINE_S)
+    assert await version_of(engine) == 4
+
+
+async def test_a_version_without_a_probe_is_not_served(engine: Engine):
+    alter_probe(engine.store, 3, None)
+    with pytest.raises(EngineError, match="weights v3 carry no probe"):
+        await engine.load(3, DEADLINE_S)
+
+
+def alter_probe(store: WeightStore, version: int, which: str | None, by: float = 0.0) -> None:
+    """As if the trainer had computed something else; without a name it has computed nothing."""
+    manifest = read_manifest(store.root, version)
+    probe = manifest.probe
+    if probe is not None and which:
+        values = [value + by for value in getattr(probe, which)]
+        probe = msgspec.structs.replace(probe, **{which: values})
+    altered = msgspec.structs.replace(manifest, probe=probe if which else None)
+    (store.folder(version) / MANIFEST_FILE).write_bytes(msgspec.json.encode(altered))
 
 
 async def test_a_seed_gives_the_same_completion_whoever_is_beside_it(engine: Engine):

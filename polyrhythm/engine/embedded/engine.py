@@ -20,6 +20,7 @@ from torch import Tensor
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.embedded.batch import DecodeBatch, draws_of
 from polyrhythm.engine.embedded.model_runner import load_runner
+from polyrhythm.engine.embedded.probing import NUMBER_FORMAT, probe_logprobs
 from polyrhythm.engine.embedded.sampler import Draws, Sampler
 from polyrhythm.engine.embedded.scheduler import ActiveRequest, Scheduler
 from polyrhythm.engine.embedded.stops import StopStrings
@@ -28,6 +29,7 @@ from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, WrongVe
 from polyrhythm.kernels.spinning import SpinControl
 from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest
 from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.proof import check_proof, negate_for_canary, required_probe
 from polyrhythm.weights.store import WeightStore
 
 MAX_THREADS = 1024
@@ -75,6 +77,7 @@ class InferenceEngine:
         self._batch: DecodeBatch | None = None
         self._draws: Draws | None = None
         self._policy_version = NO_VERSION if store else 0
+        self._has_shown_canary = False
         self._num_tokens_generated = 0
         self._busy_s = 0.0
         self._num_threads = config.threads or os.cpu_count() or 1
@@ -129,8 +132,10 @@ class InferenceEngine:
 
         def load() -> None:
             self._end_all(Reloading, f"version {version} is being loaded: ask again")
-            store.load_into(named_weights(self._runner.model), version)
-            self._runner.refresh()
+            if not self._has_shown_canary:
+                self._load_and_prove(store, version, is_canary=True)
+                self._has_shown_canary = True
+            self._load_and_prove(store, version, is_canary=False)
 
         async with self._loading:
             self._policy_version = NO_VERSION  # from here on nothing new is taken
@@ -193,6 +198,16 @@ class InferenceEngine:
         self._inbox.put(run)
         # A load that was begun is finished even if its client has gone: half-loaded weights belong to nobody.
         await asyncio.shield(asyncio.wrap_future(done))
+
+    def _load_and_prove(self, store: WeightStore, version: int, *, is_canary: bool) -> None:
+        """Load weights or their canary; raises unless what is computed from now on is what the trainer computes."""
+        weights = named_weights(self._runner.model)
+        probe = required_probe(store.load_into(weights, version))
+        if is_canary:
+            negate_for_canary(weights, probe.seed)
+        self._runner.refresh()
+        logprobs = probe_logprobs(self._runner, probe.sequences)
+        check_proof(version, probe, logprobs, NUMBER_FORMAT, is_canary=is_canary)
 
     def _run(self) -> None:
         with SpinControl():

@@ -16,8 +16,8 @@ from polyrhythm.engine.server import make_server, run_engine
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.types import Sampling
-from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import WeightStore
+from tests.publishing import publish
 
 CREDENTIALS = Credentials({"generate": "generate-secret", "admin": "admin-secret"})
 CONFIG = EngineConfig(threads=1, max_batch=16, kv_tokens=16_000)
@@ -50,7 +50,7 @@ class Client:
 @pytest.fixture
 async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
     store = WeightStore(tmp_path)
-    store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), 3)
+    publish(store, AutoModelForCausalLM.from_pretrained(model_dir), 3)
     async with InferenceEngine(model_dir, CONFIG, store=store) as engine:
         server = TestServer(make_server(engine, CREDENTIALS, model_dir, "tiny").app)
         await server.start_server()

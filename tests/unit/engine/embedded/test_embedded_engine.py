@@ -11,8 +11,9 @@ from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, TooLarge, WrongVersion
 from polyrhythm.messages import GenerateRequest
 from polyrhythm.types import Completion, Sampling
-from polyrhythm.weights.export import exported
+from polyrhythm.weights.snapshot import Manifest
 from polyrhythm.weights.store import SnapshotError, WeightStore
+from tests.publishing import publish
 
 KINDS = ["llama-gqa", "llama-mha", "qwen2", "qwen3"]
 VOCAB_SIZE, EOS = 300, 299
@@ -167,7 +168,7 @@ async def test_loaded_weights_are_used_and_a_failed_load_leaves_no_version(model
 
     store = WeightStore(tmp_path)
     other = build_model("qwen2", seed=5)
-    store.publish(exported(other), 7)
+    publish(store, other, 7)
     request = request_of(random.Random(4), prompt=20, seeds=2, version=7)
     async with engine_of(model_dirs["qwen2"], store=store, stop_at_eos=False) as engine:
         assert engine.status().policy_version == -1
@@ -190,8 +191,8 @@ async def test_loaded_weights_are_used_and_a_failed_load_leaves_no_version(model
 
 async def test_a_load_ends_the_requests_that_still_run(model_dir, tmp_path):
     store = WeightStore(tmp_path)
-    store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), 0)
-    store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), 1)
+    publish(store, AutoModelForCausalLM.from_pretrained(model_dir), 0)
+    publish(store, AutoModelForCausalLM.from_pretrained(model_dir), 1)
     async with engine_of(model_dir, store=store, stop_at_eos=False) as engine:
         await engine.load(0)
         running = asyncio.create_task(engine.generate(request_of(random.Random(0), prompt=3, seeds=2, max_tokens=200)))
@@ -207,16 +208,18 @@ async def test_a_load_ends_the_requests_that_still_run(model_dir, tmp_path):
 async def test_of_two_loads_at_once_each_is_announced_when_it_is_done(model_dir, tmp_path):
     store = WeightStore(tmp_path)
     for version in (0, 1):
-        store.publish(exported(AutoModelForCausalLM.from_pretrained(model_dir)), version)
+        publish(store, AutoModelForCausalLM.from_pretrained(model_dir), version)
     seen: list[tuple[int, int]] = []
     async with engine_of(model_dir, store=store) as engine:
         load_into = store.load_into
 
-        def observed(targets, version: int) -> None:
+        def observed(targets, version: int) -> Manifest:
             seen.append((version, engine.status().policy_version))
-            load_into(targets, version)
+            manifest = load_into(targets, version)
             seen.append((version, engine.status().policy_version))
+            return manifest
 
+        await engine.load(0)  # with its canary, once
         store.load_into = observed
         await asyncio.gather(engine.load(0), engine.load(1))
         assert seen == [(0, -1), (0, -1), (1, -1), (1, -1)], "nothing is announced while weights are written"
