@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
                 trainer.forward_backward(micro_batch)
             if step.version == 0:
                 keep = _recorder(trainer, lambda tensors: save_file(tensors, options.folder / "gradient.safetensors"))
-                trainer.optimizer.adamw.step = keep if replica.is_writer else trainer.optimizer.adamw.step
+                trainer.optimizer.inner.step = keep if replica.is_writer else trainer.optimizer.inner.step
             trainer.optim_step()
         if step.version > 0:
             seconds.append({"step_s": time.monotonic() - started, **trainer.recorder.take_seconds()})
@@ -163,12 +163,12 @@ def _group(version: int, position: int):
 
 def _recorder(trainer, save):
     """AdamW's step, which first keeps the gradient it is given; once."""
-    update = trainer.optimizer.adamw.step
+    update = trainer.optimizer.inner.step
 
     def record_and_update():
         named = zip(trainer.optimizer.names, trainer.optimizer.parameters, strict=True)
         save({name: parameter.grad.clone() for name, parameter in named})
-        trainer.optimizer.adamw.step = update
+        trainer.optimizer.inner.step = update
         update()
 
     return record_and_update

@@ -56,8 +56,8 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         replica = join_ranks(rank, config.training.num_ranks, run.meeting_file)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config):
-            ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.adamw)
-        checkpoints = Checkpoints(run.checkpoints, trainer, config.training.checkpoint_every)
+            ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
+        checkpoints = Checkpoints(run.checkpoints, trainer)
         if run.first_step > 0:
             checkpoints.load(run.first_step)
         store = WeightStore(run.store_root, keep=config.weights.keep)

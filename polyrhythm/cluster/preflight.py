@@ -13,6 +13,8 @@ from polyrhythm.tasks import ProblemStream, make_task
 from polyrhythm.tokenizer import Tokenizer
 
 NUM_ENDLESS_CHECKED = 64
+WITHOUT_OPTIONS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "inverse_sqrt")
+"""Schedules that need none."""
 
 
 def check_run(config: Config, model_dir: Path | None) -> None:
@@ -20,6 +22,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
+    check_training(config)
     task = make_task(config.task)
     signatures = import_in_worker(worker_setup(config.reward, task.reward))
     problems = ProblemStream(task, config.seed).take(0, task.num_problems or NUM_ENDLESS_CHECKED)
@@ -41,3 +44,14 @@ def check_run(config: Config, model_dir: Path | None) -> None:
                 f"rollout.max_tokens={config.rollout.max_tokens} that is longer than the context of {limit} tokens: "
                 f"shorten the prompt or lower rollout.max_tokens{or_longer}"
             )
+
+
+def check_training(config: Config) -> None:
+    """Raise what making the optimizer and the schedule would; what is usual is known to work without importing torch."""
+    training = config.training
+    has_usual_rate = training.schedule in WITHOUT_OPTIONS and not training.schedule_options
+    if training.optimizer == "adamw" and not training.optimizer_options and has_usual_rate:
+        return
+    from polyrhythm.training.optimizer import try_optimizer
+
+    try_optimizer(training, config.num_steps)

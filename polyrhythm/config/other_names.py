@@ -17,6 +17,19 @@ LOSS_MODES = 'algorithm.aggregation ("token_mean" is DAPO, "sequence_mean" GRPO,
 DIVIDED = 'algorithm.advantage ("group_std" divides by the standard deviation of a group, "group_mean" does not)'
 UPDATES = "training.updates_per_step (into how many updates the groups of a step are divided)"
 KL_LOSS = 'algorithm.kl_coef above 0, with algorithm.kl_estimator "k2" or "k3"'
+FUNCTION_OF_UPDATES = (
+    "the learning rate must be a function of the number of updates, so that a resumed run goes on with the same; "
+    "use cosine, linear or another that does not watch a loss"
+)
+VALUES_NOT_HERE = {
+    ("training.schedule", "reduce_lr_on_plateau"): FUNCTION_OF_UPDATES,
+    ("training.schedule", "greedy"): FUNCTION_OF_UPDATES,
+    **dict.fromkeys(
+        (("schedule", name) for name in ("constant", "cosine", "linear", "polynomial")),
+        "schedule says when groups are trained on; that of the learning rate is training.schedule",
+    ),
+}
+MINIMUM = 'training.schedule_options, such as training.schedule = "cosine_with_min_lr" with {min_lr_rate = 0.1}'
 PROBLEMS = 'task.options, such as task.name = "jsonl" with task.options = {path = "problems.jsonl"}'
 
 CALLED_HERE = {
@@ -69,6 +82,16 @@ CALLED_HERE = {
     "lr": "training.learning_rate",
     "actor_learning_rate": "training.learning_rate",
     "lr_warmup_steps": "training.warmup_steps",
+    "lr_scheduler_type": "training.schedule",
+    "lr_scheduler": "training.schedule",
+    "warmup_style": "training.schedule",
+    "lr_scheduler_kwargs": "training.schedule_options",
+    "min_lr_ratio": MINIMUM,
+    "min_lr": MINIMUM,
+    "optim": "training.optimizer",
+    "optim_args": "training.optimizer_options",
+    "optimizer_name": "training.optimizer",
+    "no_decay_name_list": "training.weight_decay_exclude",
     "l2": "training.weight_decay",
     "adam_betas": "training.adam_beta1 and training.adam_beta2",
     "betas": "training.adam_beta1 and training.adam_beta2",
@@ -82,6 +105,9 @@ CALLED_HERE = {
     "train_max_tokens_per_gpu": "training.tokens_per_micro_batch",
     "save_steps": "training.checkpoint_every",
     "save_freq": "training.checkpoint_every",
+    "save_total_limit": "training.keep_checkpoints",
+    "max_ckpt_num": "training.keep_checkpoints",
+    "max_actor_ckpt_to_keep": "training.keep_checkpoints",
     "n_gpus_per_node": "training.num_ranks (training processes of this machine)",
     "nproc_per_node": "training.num_ranks",
     # The model, problems and rewards.
@@ -124,7 +150,6 @@ PACKED = (
 )
 LOGGED = "every step is logged: to metrics.jsonl in the run folder, and to observe.loggers"
 ONCE = "a step's rollouts are trained on once; training.updates_per_step divides them among several updates"
-CONSTANT_RATE = "after training.warmup_steps the learning rate is constant"
 ON_POLICY = "engines generate with the policy that is trained, so there is nothing to correct"
 CRITIC = "rewards are compared within a group, so there is no critic"
 NO_VALIDATION = "there is no evaluation during a run yet"
@@ -161,9 +186,6 @@ NOT_HERE = {
     "use_vllm": 'engine.kind is "embedded": the engine of this package',
     "gpu_memory_utilization": "engine.kv_tokens is the size of the key/value cache",
     "tensor_model_parallel_size": "an engine is one process; cluster.num_engines starts more",
-    "lr_scheduler_type": CONSTANT_RATE,
-    "lr_scheduler": CONSTANT_RATE,
-    "warmup_style": CONSTANT_RATE,
     "warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_steps_ratio": "training.warmup_steps counts steps",
@@ -196,8 +218,6 @@ NOT_HERE = {
     "resume_from_checkpoint": "polyrhythm train --resume RUN goes on with a run",
     "resume_mode": "polyrhythm train --resume RUN goes on with a run",
     "load_checkpoint": "polyrhythm train --resume RUN goes on with a run",
-    "save_total_limit": "the newest checkpoints are kept",
-    "max_ckpt_num": "the newest checkpoints are kept",
 }
 NOT_HERE_BY_BEGINNING = {
     "vllm_importance_sampling": ON_POLICY,
@@ -229,5 +249,7 @@ def explain_name(key: str) -> str | None:
 
 def explain_value(key: str, value: object) -> str | None:
     """What became of this value of a key; None if it never was one."""
+    if isinstance(value, str) and (why := VALUES_NOT_HERE.get((key, value))):
+        return f"{key}={value!r} is not possible here: {why}"
     new = RENAMED_VALUES.get((key, value)) if isinstance(value, str) else None
     return f'{key} = "{value}" was renamed to {key} = "{new}"' if new else None

@@ -13,19 +13,21 @@ from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.activity import Activity
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import named_weights, whole
-from polyrhythm.weights.snapshot import newest_whole_version
-from polyrhythm.weights.store import SnapshotError, WeightStore
+from polyrhythm.weights.snapshot import newest_whole_version, read_manifest
+from polyrhythm.weights.store import SnapshotError, WeightStore, space_for
 
-NUM_KEPT = 2
+POLICY, OPTIMIZER, NUM_UPDATES = "policy.", "optimizer.", "num_updates"
+"""How the tensors of a checkpoint are called: two beginnings, and one name."""
 
 
 class Checkpoints:
     """The checkpoints of one run. `save` after a step is committed; `load` before training goes on."""
 
-    def __init__(self, root: Path, trainer: Trainer, every: int = 1):
-        self.store = WeightStore(root, keep=NUM_KEPT)
+    def __init__(self, root: Path, trainer: Trainer):
+        config = trainer.config.training
+        self.store = WeightStore(root, keep=config.keep_checkpoints)
         self.trainer = trainer
-        self.every = every
+        self.every = config.checkpoint_every
         self._finished, self._num_updates = 0, 0
 
     def save_if_due(self, version: int) -> None:
@@ -63,22 +65,30 @@ class Checkpoints:
         self.store.publish((whole(name, tensor) for name, tensor in self._tensors().items()), version)
 
     def load(self, version: int) -> None:
+        optimizer = self.trainer.optimizer
         try:
-            self.store.load_into(tensors := self._tensors(), version)
+            entries = read_manifest(self.store.root, version).tensors
+            state = {name: space_for(entry) for name, entry in entries.items() if name.startswith(OPTIMIZER)}
+            num_updates = torch.tensor(0, dtype=torch.int64)
+            self.store.load_into({**self._policy(), **state, NUM_UPDATES: num_updates}, version)
+            optimizer.restore({name.removeprefix(OPTIMIZER): tensor for name, tensor in state.items()})
         except SnapshotError as error:
             raise RunError(
                 f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
             ) from None
-        self.trainer.optimizer.num_updates = int(tensors["num_updates"])
+        optimizer.num_updates = int(num_updates)
         self._remember(version)
 
     def _remember(self, version: int) -> None:
         self._finished, self._num_updates = version, self.trainer.optimizer.num_updates
 
+    def _policy(self) -> dict[str, torch.Tensor]:
+        return {f"{POLICY}{name}": tensor for name, tensor in named_weights(self.trainer.policy).items()}
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         optimizer = self.trainer.optimizer
         return {
-            **{f"policy.{name}": tensor for name, tensor in named_weights(self.trainer.policy).items()},
-            **{f"adamw.{name}": tensor for name, tensor in optimizer.moments().items()},
-            "num_updates": torch.tensor(optimizer.num_updates, dtype=torch.int64),
+            **self._policy(),
+            **{f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.state().items()},
+            NUM_UPDATES: torch.tensor(optimizer.num_updates, dtype=torch.int64),
         }

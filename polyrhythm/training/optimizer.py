@@ -1,34 +1,45 @@
-"""The end of an update: divide the summed gradients once, clip, AdamW with warm-up."""
+"""The end of an update: divide the summed gradients once, clip, and let the optimizer move the parameters."""
 
+import inspect
+import logging
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from polyrhythm.config import TrainingConfig
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
+from polyrhythm.training.optimizer_state import CannotBeKept, group_settings, restore_state, state_tensors
 from polyrhythm.training.policy.accumulate import gradient_of
+from polyrhythm.training.schedule import learning_rates
+from polyrhythm.user_code import find_kind
+
+OPTIMIZERS = {"adamw": "torch.optim:AdamW"}
+
+log = logging.getLogger(__name__)
 
 
 class Optimizer:
-    """AdamW over fp32 gradient sums; `step(divisor)` makes the one division of the update."""
+    """A torch optimizer over fp32 gradient sums; `step(divisor)` makes the one division of the update."""
 
-    def __init__(self, model: torch.nn.Module, config: TrainingConfig):
+    def __init__(self, model: torch.nn.Module, config: TrainingConfig, num_steps: int):
         self.config = config
-        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.names, self.parameters = list(named), list(named.values())
+        self.names: dict[Tensor, str] = {
+            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        self.parameters = list(self.names)
         self.num_updates = 0
-        self.adamw = torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay, fused=True,
-        )  # fmt: skip
+        self.inner = _make(config, self.names)
+        self._settings_at_the_start = group_settings(self.inner)
+        self._learning_rates = learning_rates(config, num_steps)
 
     def learning_rate(self) -> float:
         """Of the next update."""
-        num_warm_updates = self.config.warmup_steps * self.config.updates_per_step
-        warm = min(1.0, (self.num_updates + 1) / num_warm_updates) if num_warm_updates else 1.0
-        return self.config.learning_rate * warm
+        return self._learning_rates(self.num_updates)
 
-    def gradients(self) -> list[torch.Tensor]:
+    def gradients(self) -> list[Tensor]:
         """Zeros where no rollout gave one: the moments must move alike in a new process and in one that has trained before."""
         return [gradient_of(parameter) for parameter in self.parameters]
 
@@ -44,21 +55,69 @@ class Optimizer:
             )
         clip = min(1.0, self.config.max_grad_norm / (gradient_norm + 1e-6))
         torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
-        for group in self.adamw.param_groups:
+        for group in self.inner.param_groups:
             group["lr"] = learning_rate
-        self.adamw.step()
+        self.inner.step()
         torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
         self.num_updates += 1
         return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}
 
-    def moments(self) -> dict[str, torch.Tensor]:
-        """AdamW's state by name, for a checkpoint; made as AdamW would make it if there was no update yet."""
-        moments = {}
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            state = self.adamw.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            moments |= {f"{name}.{key}": value for key, value in state.items()}
-        return moments
+    def state(self) -> dict[str, Tensor]:
+        """All that the optimizer remembers, by name, for a checkpoint."""
+        return state_tensors(self.inner, self.names, self._settings_at_the_start)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that was kept."""
+        restore_state(self.inner, self.names, state)
+
+
+def try_optimizer(config: TrainingConfig, num_steps: int) -> None:
+    """Two updates of a few numbers: a UserError for what would fail in the middle of a run, or in its first checkpoint."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.LayerNorm(4, bias=False))
+    optimizer = Optimizer(model, config, num_steps)
+    try:
+        for _ in range(2):
+            for gradient in optimizer.gradients():
+                gradient.fill_(0.1)
+            optimizer.step(divisor=1.0)
+        optimizer.state()
+    except CannotBeKept as error:
+        raise UserError(f"training.optimizer={config.optimizer!r} could not be resumed: {error}") from None
+    # The class is somebody else's: it may fail in any way.
+    except Exception as error:
+        raise _refused(config, error) from error
+
+
+def _make(config: TrainingConfig, names: Mapping[Tensor, str]) -> torch.optim.Optimizer:
+    kind = find_kind("training.optimizer", config.optimizer, OPTIMIZERS, "kind of optimizer")
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise UserError(f"training.optimizer={config.optimizer!r} is not a torch.optim.Optimizer: name a class that is")
+    options: dict[str, Any] = {"lr": config.learning_rate}
+    if config.optimizer == "adamw":
+        options |= {"betas": (config.adam_beta1, config.adam_beta2), "fused": True}
+    if "weight_decay" in inspect.signature(kind).parameters or config.weight_decay:
+        options["weight_decay"] = config.weight_decay
+    try:
+        return kind(_groups(config, names), **options | config.optimizer_options)
+    # As above; torch raises TypeError and ValueError for options and for parameters of a shape it does not take.
+    except Exception as error:
+        raise _refused(config, error) from error
+
+
+def _groups(config: TrainingConfig, names: Mapping[Tensor, str]) -> list[dict[str, Any]]:
+    """One group, or a second one without weight decay."""
+    excluded = [p for p, name in names.items() if any(part in name for part in config.weight_decay_exclude)]
+    if not excluded:
+        return [{"params": list(names)}]
+    log.info("%d of %d parameters have no weight decay", len(excluded), len(names))
+    rest = set(names) - set(excluded)
+    groups = [{"params": [p for p in names if p in rest]}, {"params": excluded, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _refused(config: TrainingConfig, error: Exception) -> UserError:
+    said = str(error).splitlines() or [type(error).__name__]
+    return UserError(
+        f"training.optimizer={config.optimizer!r} with training.optimizer_options={config.optimizer_options} cannot train "
+        f"a model here: {said[0]}"
+    )

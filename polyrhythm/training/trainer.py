@@ -74,7 +74,7 @@ class Trainer:
         self.replica = replica or WholeReplica()
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature)
         self.loss = find_loss(config.algorithm.loss)
-        self.optimizer = Optimizer(policy, config.training)
+        self.optimizer = Optimizer(policy, config.training, config.num_steps)
         self.device = next(policy.parameters()).device
         self.recorder = recorder or ActivityRecorder("trainer")
         self.num_updates_in_step = 0

@@ -37,7 +37,17 @@ NUM_READERS = 2
 _PIECE_BYTES = 1 << 19
 _STAGING = ".staging"
 _DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
-                torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}  # fmt: skip
+                torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+                torch.bool: "BOOL"}  # fmt: skip
+
+
+def can_be_stored(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _DTYPE_NAMES and tensor.layout is torch.strided
+
+
+def space_for(entry: TensorEntry) -> torch.Tensor:
+    """An empty tensor into which that of a manifest can be read."""
+    return torch.empty(entry.shape, dtype={name: dtype for dtype, name in _DTYPE_NAMES.items()}[entry.dtype])
 
 
 class WeightStore:

@@ -55,8 +55,13 @@ engine.context_length
 engine.kv_tokens
 engine.start_deadline_s
 training.learning_rate
+training.schedule
+training.schedule_options
 training.warmup_steps
+training.optimizer
+training.optimizer_options
 training.weight_decay
+training.weight_decay_exclude
 training.adam_beta1
 training.adam_beta2
 training.max_grad_norm
@@ -65,6 +70,8 @@ training.updates_per_step
 training.share_prompt
 training.gradient_checkpointing
 training.checkpoint_every
+training.keep_checkpoints
+training.save_dtype
 training.num_ranks
 training.threads
 weights.root

@@ -71,7 +71,7 @@ def interrupted_at(
     training = {"checkpoint_every": every, "updates_per_step": updates_per_step}
     config = load_config([], {"num_steps": 4, "rollout": rollout, "training": training})
     trainer, source = Trainer(config, build_tiny_model("llama")), source_type(moment)  # pyright: ignore
-    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer)
     with interrupts.deferred(), pytest.raises((KeyboardInterrupt, AnotherFailed)), checkpoints.kept():
         train(
             RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer, WeightStore(tmp_path / "weights"), checkpoints,

@@ -31,7 +31,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     trainer = Trainer(config, policy, replica=Follower())
     source = ScriptedSource([[make_group(0), make_group(1)]])
     loader = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True))
-    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer, every=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", trainer)
     train(loader, trainer, store, checkpoints, ActivityRecorder("trainer-1"))
     return trainer, source
 

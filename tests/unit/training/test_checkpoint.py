@@ -20,7 +20,14 @@ def one_step(trainer: Trainer, version: int) -> None:
 
 
 def test_a_trainer_that_goes_on_from_a_checkpoint_ends_with_the_same_bits(tmp_path):
-    config = load_config([], {"training": {"learning_rate": 1e-2, "warmup_steps": 5}, "algorithm": {"kl_coef": 0.1}})
+    config = load_config(
+        [],
+        {
+            "num_steps": 4,
+            "training": {"learning_rate": 1e-2, "warmup_steps": 2, "schedule": "cosine"},
+            "algorithm": {"kl_coef": 0.1},
+        },
+    )
     initial = build_tiny_model("qwen3")
     whole = Trainer(config, copy.deepcopy(initial))
     for version in range(4):

@@ -29,13 +29,13 @@ def gradients_of(
     trainer = trainer_class(config, copy.deepcopy(policy), replica=replica)
     source = ScriptedSource(arrivals) if isinstance(arrivals, list) else arrivals
     seen: list[torch.Tensor] = []
-    update = trainer.optimizer.adamw.step
+    update = trainer.optimizer.inner.step
 
     def record_and_update():
         seen.append(torch.cat([p.grad.flatten().clone() for p in trainer.optimizer.parameters]))
         update()
 
-    trainer.optimizer.adamw.step = record_and_update
+    trainer.optimizer.inner.step = record_and_update
     settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
     for step in RolloutLoader(source, settings).steps():
         trainer.begin_step(step.version)

@@ -95,7 +95,7 @@ def trained_gradients(policy, batches: list[list[Group]], share: str, aggregatio
         for parameter in trainer.models.reference.parameters():
             parameter.add_(0.01)
     seen: dict[str, torch.Tensor] = {}
-    trainer.optimizer.adamw.step = lambda: seen.update(
+    trainer.optimizer.inner.step = lambda: seen.update(
         (name, parameter.grad.clone()) for name, parameter in trainer.policy.named_parameters()
     )
     trainer.begin_step(0)
