@@ -26,14 +26,12 @@ from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.loggers import CLOSE_DEADLINE_S
 from polyrhythm.observe.status import RunStatus
 from polyrhythm.observe.terminal.view import NoView, View
-from polyrhythm.weights.snapshot import newest_whole_version
+from polyrhythm.weights.snapshot import newest_whole_version, writing_deadline_s
 
 POLL_S = 0.2
 END_DEADLINE_S = 5.0
 SETTLE_S = 0.5
 STATUS_DEADLINE_S = 2.0
-MIN_CHECKPOINT_DEADLINE_S = 30.0
-SLOW_DISK_BYTES_PER_S = 50e6
 
 
 class Supervisor:
@@ -153,7 +151,7 @@ class Supervisor:
     def _checkpoint_deadline_s(self) -> float:
         """Policy and two moments in fp32, where the model's file may have 16 bits."""
         num_bytes = 6 * sum(file.stat().st_size for file in self.folder.model_dir.glob("*.safetensors"))
-        return MIN_CHECKPOINT_DEADLINE_S + num_bytes / SLOW_DISK_BYTES_PER_S
+        return writing_deadline_s(num_bytes)
 
     def _start(self, name: str, role: Literal["conductor", "trainer"], num_threads: int, *arguments: str) -> RunProcess:
         return self.launcher.start(ProcessSpec(name, role, command_of(self.folder, *arguments), num_threads))

@@ -187,7 +187,11 @@ METRICS: dict[str, Metric] = {
         "trainer", "seconds", "Committing the step before this one.", "there was a step before since the start"
     ),
     "time/trainer_checkpoint_s": Metric(
-        "trainer", "seconds", "Writing the checkpoint after the step before this one.", "there was a checkpoint"
+        "trainer",
+        "seconds",
+        "Copying weights and optimizer for the checkpoint after the step before this one, and waiting for an earlier one "
+        "that is still being written.",
+        "there was a checkpoint",
     ),
     "time/trainer_start_s": Metric(
         "trainer", "seconds", "Loading the model and publishing it.", "first step after a start"

@@ -4,15 +4,16 @@ The reference model is not in them: it is the model that the run started from.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.activity import Activity
+from polyrhythm.training.checkpoint_writer import CheckpointWriter
 from polyrhythm.training.trainer import Trainer
-from polyrhythm.weights.export import named_weights, whole
+from polyrhythm.weights.export import named_weights
 from polyrhythm.weights.snapshot import newest_whole_version, read_manifest
 from polyrhythm.weights.store import SnapshotError, WeightStore, space_for
 
@@ -26,19 +27,22 @@ class Checkpoints:
     def __init__(self, root: Path, trainer: Trainer):
         config = trainer.config.training
         self.store = WeightStore(root, keep=config.keep_checkpoints)
+        self._writer = CheckpointWriter(self.store)
         self.trainer = trainer
         self.every = config.checkpoint_every
         self._finished, self._num_updates = 0, 0
 
     def save_if_due(self, version: int) -> None:
-        """The policy is now `version`, and the step that made it is committed."""
+        """The policy is now `version`, and the step that made it is committed. Training waits for a copy in memory only."""
         self._remember(version)
+        self._writer.check()
         if self.every and version % self.every == 0:
             with self.trainer.recorder.doing(Activity.CHECKPOINT):
-                self.save(version)
+                self._writer.begin(self._tensors(), version)
 
     def save_last(self, version: int) -> None:
         """At the end of a run, which can then be given more steps."""
+        self._writer.wait()
         if self.every and version % self.every:
             self.save(version)
 
@@ -51,18 +55,24 @@ class Checkpoints:
             if self.trainer.replica.is_writer:
                 self._save_finished()
             raise
+        except Exception:
+            with suppress(RunError):  # what has failed before is the cause
+                self._writer.wait()
+            raise
 
     def _save_finished(self) -> None:
         """Write the last finished step before the process ends, if the policy still is what that step made.
 
         After the first of several updates it is not: then the checkpoints that are there must do.
         """
+        self._writer.wait()
         is_intact = self.trainer.optimizer.num_updates == self._num_updates
         if self.every and is_intact and self._finished > newest_whole_version(self.store.root):
             self.save(self._finished)
 
     def save(self, version: int) -> None:
-        self.store.publish((whole(name, tensor) for name, tensor in self._tensors().items()), version)
+        """When this returns the checkpoint is there."""
+        self._writer.write(self._tensors(), version)
 
     def load(self, version: int) -> None:
         optimizer = self.trainer.optimizer

@@ -10,6 +10,8 @@ from polyrhythm.errors import RunError
 WEIGHTS_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 MAX_VERSION_DIGITS = 8
+MIN_WRITING_DEADLINE_S = 30.0
+SLOW_DISK_BYTES_PER_S = 50e6
 
 
 class SnapshotError(RunError):
@@ -66,6 +68,11 @@ def read_manifest(root: Path, version: int) -> Manifest:
     except OSError as error:
         raise SnapshotError(f"weights v{version} are not in {root}: {error.strerror}") from None
     return decode_manifest(content, version)
+
+
+def writing_deadline_s(num_bytes: int) -> float:
+    """Seconds within which so much must be on a disk, slow as it may be."""
+    return MIN_WRITING_DEADLINE_S + num_bytes / SLOW_DISK_BYTES_PER_S
 
 
 def versions_in(root: Path) -> list[int]:

@@ -4,12 +4,14 @@ Every case asserts the witness of each fault, and that no rollout was lost, repl
 """
 
 import json
+import os
 import subprocess
 
 import pytest
 
 from polyrhythm.chaos.plan import read_fault_log
 from polyrhythm.messages import EngineName
+from polyrhythm.weights.snapshot import newest_whole_version
 from tests.chaos.conftest import FLAGS
 from tests.integration.conftest import Cli, Outcome
 
@@ -169,6 +171,32 @@ def test_a_trainer_killed_at_a_checkpoint_goes_on_from_the_one_before(cli, undis
     broken = disturbed(cli, {"what": "kill", "where": "trainer", "step": 2, "at": "checkpoint"})
     assert fired(broken) == [("kill", "trainer")]
     assert [row["step"] for row in broken.metrics()] == [1, 2, 3], "step 3 was closed before its checkpoint"
+    again = resumed(cli, broken)
+    assert "at step 3 of 6" in again.output
+    assert_nothing_was_lost(again, undisturbed)
+
+
+def test_a_trainer_killed_while_a_checkpoint_is_written_trains_on_until_then_and_goes_on_from_the_one_before(
+    cli, undisturbed
+):
+    answers_come = cli.work_dir / "answers_come"
+    held = {"what": "slow", "where": "engine-0", "step": 2, "until": str(answers_come), "times": 1}
+    flags = FLAGS | {"cluster__num_engines": 1, "training__checkpoint_every": 2}
+    process = cli.start([*cli.arguments(**flags), "--chaos", write_plan(cli, held)])
+    run = cli.wait_for_steps(2)
+    cli.wait_for(lambda: newest_whole_version(run / "checkpoints") == 2, "the first checkpoint")
+    # A pipe that nobody reads takes the beginning of the next checkpoint, and then no more.
+    half_written = run / "checkpoints" / ".staging" / "model.safetensors"
+    half_written.parent.mkdir(exist_ok=True)
+    half_written.unlink(missing_ok=True)
+    os.mkfifo(half_written)
+    answers_come.touch()
+    cli.wait_for_steps(5)  # step 4 is being written all the time
+    cli.processes_of(run)["trainer"].kill()
+    broken = cli.finish(process)
+    assert newest_whole_version(run / "checkpoints") == 2
+    half_written.unlink()
+    half_written.write_bytes(bytes(100_000))  # as a disk would have it
     again = resumed(cli, broken)
     assert "at step 3 of 6" in again.output
     assert_nothing_was_lost(again, undisturbed)

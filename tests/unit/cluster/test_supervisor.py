@@ -18,6 +18,7 @@ from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config, load_config
 from polyrhythm.errors import AnotherFailed, RunError, UserError
 from polyrhythm.observe.terminal.view import NoView
+from polyrhythm.weights import snapshot
 
 FAILS = "echo polyrhythm: out of luck; exit 1"
 MISTAKEN = f"echo polyrhythm: model x cannot be run; exit {UserError.exit_code}"
@@ -82,7 +83,7 @@ def test_a_process_that_failed_after_another_is_not_blamed(tmp_path, monkeypatch
 def test_a_second_ctrl_c_ends_processes_that_do_not_listen_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(RunFolder, "model_dir", tmp_path)
     monkeypatch.setattr(RunFolder, "remove_snapshots", lambda self: None)
-    monkeypatch.setattr(supervisor, "MIN_CHECKPOINT_DEADLINE_S", 3600.0)
+    monkeypatch.setattr(snapshot, "MIN_WRITING_DEADLINE_S", 3600.0)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     folder = RunFolder(tmp_path)
     folder.logs.mkdir()
@@ -143,7 +144,7 @@ def test_the_long_wait_is_for_a_writer_that_has_something_to_save(
         run.config = load_config([], {"training": {"checkpoint_every": checkpoint_every}})
         monkeypatch.setattr(run, "_wait_for_writer", waits.append)
         run.close()
-    assert waits == [supervisor.END_DEADLINE_S, supervisor.MIN_CHECKPOINT_DEADLINE_S][:num_waits]
+    assert waits == [supervisor.END_DEADLINE_S, snapshot.MIN_WRITING_DEADLINE_S][:num_waits]
 
 
 def test_a_process_that_the_kernel_holds_does_not_keep_the_others_alive(ending_folder, monkeypatch, caplog):
