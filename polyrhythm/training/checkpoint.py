@@ -42,7 +42,7 @@ class Checkpoints:
 
     def save_last(self, version: int) -> None:
         """At the end of a run, which can then be given more steps."""
-        self._writer.wait()
+        self._writer.finish()
         if self.every and version % self.every:
             self.save(version)
 
@@ -57,7 +57,7 @@ class Checkpoints:
             raise
         except Exception:
             with suppress(RunError):  # what has failed before is the cause
-                self._writer.wait()
+                self._writer.finish()
             raise
 
     def _save_finished(self) -> None:
@@ -65,7 +65,7 @@ class Checkpoints:
 
         After the first of several updates it is not: then the checkpoints that are there must do.
         """
-        self._writer.wait()
+        self._writer.finish()
         is_intact = self.trainer.optimizer.num_updates == self._num_updates
         if self.every and is_intact and self._finished > newest_whole_version(self.store.root):
             self.save(self._finished)

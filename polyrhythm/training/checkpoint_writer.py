@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """One checkpoint at a time. What fails in the thread is a RunError in the next `begin`, `check` or `wait`."""
+    """One checkpoint at a time. What fails in the thread is a RunError in the next `begin`, `check` or `finish`."""
 
     def __init__(self, store: WeightStore):
         self._store = store
@@ -31,7 +31,7 @@ class CheckpointWriter:
 
     def begin(self, tensors: Mapping[str, Tensor], version: int) -> None:
         """Write a copy of these tensors as `version` while the caller goes on; at once if there is no room for a copy."""
-        self.wait()
+        self.finish()
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         if (free := free_memory()) < SPARE * num_bytes:
             log.info("training waits for the checkpoint of step %d: a copy of %d bytes leaves too little of %d",
@@ -55,7 +55,7 @@ class CheckpointWriter:
                 f"the checkpoint of step {self._version} could not be written: {failure}; go on with --resume from the one before"
             ) from failure
 
-    def wait(self) -> None:
+    def finish(self) -> None:
         """Until the checkpoint that was begun is there."""
         if self._thread is not None:
             self._thread.join(self._deadline_s)

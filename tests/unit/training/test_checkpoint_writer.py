@@ -45,7 +45,7 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_w
     writer.begin({"weight": weight}, version=1)
     weight.fill_(2.0)  # the next update
     store.may_write.set()
-    writer.wait()
+    writer.finish()
     store.load_into({"weight": weight}, 1)
     assert torch.equal(weight, torch.ones(1000))
 
@@ -56,7 +56,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     writer.begin({"weight": weight}, version=1)
     threading.Timer(0.1, store.may_write.set).start()
     writer.begin({"weight": weight}, version=2)
-    writer.wait()
+    writer.finish()
     assert store.events == ["begins 1", "has written 1", "begins 2", "has written 2"]
 
 
@@ -65,7 +65,7 @@ def test_a_disk_that_never_answers_ends_the_run_at_a_deadline(tmp_path, monkeypa
     writer = CheckpointWriter(store := SlowStore(tmp_path))
     writer.begin({"weight": torch.ones(10)}, version=1)
     with pytest.raises(RunError, match=r"checkpoint of step 1 was not written within 0 s: is the disk of .* too slow"):
-        writer.wait()
+        writer.finish()
     store.may_write.set()
 
 
