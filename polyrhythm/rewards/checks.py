@@ -5,8 +5,16 @@ import subprocess
 
 from polyrhythm.errors import UserError
 from polyrhythm.rewards.sandbox.calling import with_ground_truth
-from polyrhythm.rewards.sandbox.frames import Hello, RewardSignature, WorkerSetup, pack_frame, split_frame
-from polyrhythm.rewards.sandbox.process import START_DEADLINE_S, WORKER_COMMAND, worker_environment
+from polyrhythm.rewards.sandbox.frames import Hello, RewardSignature, WorkerSetup, pack_frame, read_frame, split_frame
+from polyrhythm.rewards.sandbox.process import (
+    PID,
+    START_DEADLINE_S,
+    WORKER_COMMAND,
+    WorkerLost,
+    connect_to_host,
+    socket_of_host,
+    worker_environment,
+)
 from polyrhythm.types import Problem
 
 
@@ -15,6 +23,13 @@ def import_in_worker(setup: WorkerSetup) -> list[RewardSignature]:
     for name in setup.environment:
         if name not in os.environ:
             raise UserError(f"reward.environment has {name!r}, which is not set: export it, or remove it from the list")
+    hello = _hello_of_forked(setup) if socket_of_host(setup) else _hello_of_spawned(setup)
+    if hello.error is not None:
+        raise UserError(hello.error)
+    return hello.signatures
+
+
+def _hello_of_spawned(setup: WorkerSetup) -> Hello:
     named = " and ".join(repr(function.spec) for function in setup.functions)
     try:
         done = subprocess.run(
@@ -31,9 +46,22 @@ def import_in_worker(setup: WorkerSetup) -> list[RewardSignature]:
     if hello is None:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise UserError(f"reward {named} ended its worker (exit code {done.returncode}) on importing it: {last_line}")
-    if hello.error is not None:
-        raise UserError(hello.error)
-    return hello.signatures
+    return hello
+
+
+def _hello_of_forked(setup: WorkerSetup) -> Hello:
+    """Without an event loop: a notebook has one that is running."""
+    try:
+        connection = connect_to_host(socket_of_host(setup) or "")
+    except WorkerLost as error:
+        raise UserError(str(error)) from error
+    with connection, connection.makefile("rb") as replies:
+        connection.settimeout(START_DEADLINE_S)
+        connection.sendall(pack_frame(setup))
+        hello = read_frame(replies, Hello) if replies.read(PID.size) else None
+    if hello is None:
+        raise UserError("the worker of the rewards ended before it began: its last words are above")
+    return hello
 
 
 def check_columns(signatures: list[RewardSignature], problem: Problem) -> None:

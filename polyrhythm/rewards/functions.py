@@ -98,4 +98,4 @@ def _find(spec: str, held: Mapping[str, Callable[..., Any]]) -> Callable[..., An
 
 def _stem(module: str) -> str:
     """`rewards` of /home/me/rewards.py, `math` of my.rewards.math."""
-    return PurePath(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+    return PurePath(module).stem if module.endswith((".py", ".sock")) else module.rpartition(".")[2]

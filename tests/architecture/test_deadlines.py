@@ -61,8 +61,7 @@ WITHOUT_DEADLINE = {
     ("engine/embedded/engine.py", "asyncio.to_thread(self._stops.prepare, request.sampling.stop)"): LOCAL,
     ("engine/embedded/engine.py", "self._inbox.get()"): "the queue is not empty",
     ("rewards/sandbox/process.py", "asyncio.create_subprocess_exec("): "the system starts a process or fails",
-    ("rewards/sandbox/process.py", "stdout.readexactly(HEADER.size)"): "the only caller of _receive holds a timeout",
-    ("rewards/sandbox/process.py", "stdout.readexactly(length)"): "the only caller of _receive holds a timeout",
+    ("rewards/sandbox/hosting.py", "os.waitpid(pid, 0)"): "the process was killed",
     (
         "rewards/sandbox/pool.py",
         "self._idle.get()",

@@ -15,7 +15,7 @@ class RewardFunction(msgspec.Struct, frozen=True):
     """A function that scores a run: where it is, what its values are called, and what they count in the sum."""
 
     spec: str
-    """`module:function` or `/absolute/file.py:function`."""
+    """`module:function`, `/absolute/file.py:function`, or `/absolute/host.sock:function` of a process that holds it."""
     name: str
     weight: float = 1.0
     options: dict[str, Any] | None = None
@@ -47,7 +47,6 @@ class Hello(msgspec.Struct, frozen=True):
 
     error: str | None
     signatures: list[RewardSignature] = []
-    pid: int = 0
 
 
 class TrainingState(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ def serve(
         say(Hello(error=str(error)))
         return
     scorer = Scorer(functions)
-    say(Hello(error=None, signatures=[function.signature for function in functions], pid=os.getpid()))
+    say(Hello(error=None, signatures=[function.signature for function in functions]))
     while (request := read_frame(requests, ScoreRequest)) is not None:
         say(scorer.score(request))
 
