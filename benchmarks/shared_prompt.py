@@ -109,7 +109,7 @@ def arithmetic(policy: PreTrainedModel, layout: Layout) -> float:
         for block in layout.blocks
     )
     attention = 2 * config.num_hidden_layers * config.hidden_size * pairs
-    return 3 * (trunk * layout.num_tokens + head * layout.predictor_N.unique().numel() + attention)
+    return 3 * (trunk * layout.num_tokens + head * layout.predictor_M.numel() + attention)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from polyrhythm.observe.activity import Activity, seconds_metric
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
 from polyrhythm.training.packing.layout import Layout, pack
+from polyrhythm.training.packing.transfer import moved_together
 from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.policy.tri_model import TriModel
@@ -47,14 +48,22 @@ class _Sums:
                 merged.add_of_the_loss(name, value)
         return merged
 
-    def add(self, name: str, value: Tensor | float) -> None:
-        self.totals[name] = self.totals.get(name, 0.0) + float(value)
+    def add(self, name: str, value: float) -> None:
+        self.totals[name] = self.totals.get(name, 0.0) + value
 
-    def add_of_the_loss(self, name: str, value: Tensor | float) -> None:
-        self.of_the_loss[name] = self.of_the_loss.get(name, 0.0) + float(value)
+    def add_of_the_loss(self, name: str, value: float) -> None:
+        self.of_the_loss[name] = self.of_the_loss.get(name, 0.0) + value
 
-    def peak(self, name: str, value: Tensor | float) -> None:
-        self.maxima[name] = max(self.maxima.get(name, float("-inf")), float(value))
+    def peak(self, name: str, value: float) -> None:
+        self.maxima[name] = max(self.maxima.get(name, float("-inf")), value)
+
+    def take(self, totals: dict[str, Tensor], maxima: dict[str, Tensor], of_the_loss: dict[str, Tensor]) -> None:
+        """All of them at once: the host waits for an accelerator one time, and then knows that it is done."""
+        tensors = [*totals.values(), *maxima.values(), *of_the_loss.values()]
+        values = iter(torch.stack([tensor.to(tensors[0].dtype) for tensor in tensors]).tolist())
+        for names, note in ((totals, self.add), (maxima, self.peak), (of_the_loss, self.add_of_the_loss)):
+            for name in names:
+                note(name, next(values))
 
 
 class Trainer:
@@ -163,13 +172,17 @@ class Trainer:
         algorithm = self.config.algorithm
         scores = self.models.score(layout)
         weights = [_token_weights(algorithm.aggregation, group, self.config.rollout.max_tokens) for group in groups]
+        rollout_logprobs_N, advantages_N, weights_N = moved_together(
+            [_rollout_logprobs(layout, groups), _per_token(layout, advantages), _per_token(layout, weights)],
+            self.device,
+        )
         inputs = LossInputs(
             policy_logprobs_N=scores.logprobs_N,
             old_logprobs_N=scores.logprobs_N.detach() if old_N is None else old_N,
             reference_logprobs_N=reference_N,
-            rollout_logprobs_N=_rollout_logprobs(layout, groups),
-            advantages_N=_per_token(layout, advantages),
-            weights_N=_per_token(layout, weights),
+            rollout_logprobs_N=rollout_logprobs_N,
+            advantages_N=advantages_N,
+            weights_N=weights_N,
             sequence_N=layout.sequence_N,
         )
         outputs = self.loss(inputs, algorithm)
@@ -195,24 +208,24 @@ class Trainer:
 
     @torch.no_grad()
     def _measure(self, layout: Layout, inputs: LossInputs, outputs: LossOutputs, entropy_N: Tensor) -> None:
-        sums, logprobs_N, old_N = self.sums, inputs.policy_logprobs_N, inputs.old_logprobs_N
+        logprobs_N, old_N = inputs.policy_logprobs_N, inputs.old_logprobs_N
         ratio_N = torch.exp(logprobs_N - old_N)
         gap_N = old_N - inputs.rollout_logprobs_N  # of the same weights: what is left is how they are computed
-        sums.add("loss", outputs.loss.detach())
-        sums.add("tokens", layout.num_targets)
-        sums.add("row_tokens", layout.num_tokens)
-        sums.add("entropy", entropy_N.sum())
-        sums.add("ratio", ratio_N.sum())
-        sums.peak("ratio_abs_gap", (ratio_N - 1).abs().max())
-        sums.add("mismatch_abs", gap_N.abs().sum())
-        sums.add("mismatch_k1", -gap_N.sum())
-        sums.add("mismatch_k3", (torch.expm1(gap_N) - gap_N).sum())
-        sums.peak("mismatch_abs", gap_N.abs().max())
+        totals = {
+            "loss": outputs.loss.detach(),
+            "entropy": entropy_N.sum(),
+            "ratio": ratio_N.sum(),
+            "mismatch_abs": gap_N.abs().sum(),
+            "mismatch_k1": -gap_N.sum(),
+            "mismatch_k3": (torch.expm1(gap_N) - gap_N).sum(),
+        }
         if inputs.reference_logprobs_N is not None:
-            sums.add("kl_k1", kl_k1(logprobs_N, inputs.reference_logprobs_N).sum())
-            sums.add("kl_k3", kl_k3(logprobs_N, inputs.reference_logprobs_N).sum())
-        for name, value in outputs.sums.items():
-            sums.add_of_the_loss(name, value)
+            totals["kl_k1"] = kl_k1(logprobs_N, inputs.reference_logprobs_N).sum()
+            totals["kl_k3"] = kl_k3(logprobs_N, inputs.reference_logprobs_N).sum()
+        maxima = {"ratio_abs_gap": (ratio_N - 1).abs().max(), "mismatch_abs": gap_N.abs().max()}
+        self.sums.take(totals, maxima, outputs.sums)
+        self.sums.add("tokens", layout.num_targets)
+        self.sums.add("row_tokens", layout.num_tokens)
 
 
 def _token_weights(aggregation: str, group: Group, max_tokens: int) -> list[float]:
@@ -226,16 +239,15 @@ def _per_token(layout: Layout, values: list[list[float]]) -> Tensor:
     for row in values:
         flat.extend(row)
         starts.append(len(flat))
-    device = layout.group_N.device
-    index_N = torch.tensor(starts, device=device)[layout.group_N] + layout.rollout_N
-    return torch.tensor(flat, dtype=torch.float32, device=device)[index_N]
+    index_N = torch.tensor(starts)[layout.group_N] + layout.rollout_N
+    return torch.tensor(flat, dtype=torch.float32)[index_N]
 
 
 def _rollout_logprobs(layout: Layout, groups: list[Group]) -> Tensor:
     """The engine's log-probability of each target token."""
     in_the_row = dict.fromkeys(zip(layout.group_N.tolist(), layout.rollout_N.tolist(), strict=True))
     values = [x for group, rollout in in_the_row for x in groups[group].rollouts[rollout].trace.rollout_logprobs]
-    return torch.tensor(values, dtype=torch.float32, device=layout.group_N.device)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _balance(sums: list[_Sums]) -> dict[str, float]:

@@ -88,11 +88,16 @@ def _filtered(weights: Tensor, top_p: NDArray[np.float32], top_k: NDArray[np.int
     ordered, order = torch.topk(weights, kept, dim=1)
     limit = torch.from_numpy(np.where(top_k > 0, top_k, kept)).to(weights.device).unsqueeze(1)
     ordered = ordered * (torch.arange(kept, device=weights.device) < limit)
-    before = ordered.double().cumsum(1) - ordered
-    share = torch.from_numpy(top_p.astype(np.float64)).to(weights.device).unsqueeze(1)
-    total = ordered.double().sum(1, keepdim=True)
-    ordered = ordered * ((before < share * total) | (share >= 1))
+    is_inside = _inside_top_p(ordered.cpu(), top_p).to(weights.device)
+    ordered = ordered * is_inside
     return torch.zeros_like(weights).scatter_(1, order, ordered)
+
+
+def _inside_top_p(ordered: Tensor, top_p: NDArray[np.float32]) -> Tensor:
+    """On the host, because not every device has double precision."""
+    before = ordered.double().cumsum(1) - ordered
+    share = torch.from_numpy(top_p.astype(np.float64)).unsqueeze(1)
+    return (before < share * ordered.double().sum(1, keepdim=True)) | (share >= 1)
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -9,7 +9,7 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ from polyrhythm.errors import RunError, UserError
 from polyrhythm.kernels.packed_attention import PackedAttention, packed_attention_for
 from polyrhythm.kernels.tensors import with_dense_heads
 from polyrhythm.training.packing.compiled_attention import compiled_attention
+from polyrhythm.training.packing.device_attention import tnd_attention, varlen_attention
 from polyrhythm.training.packing.explicit_attention import Extras, explicit_attention
-from polyrhythm.training.packing.layout import Block
-from polyrhythm.training.packing.plan import AttentionPlan, causal_segments, span_of
+from polyrhythm.training.packing.plan import AttentionPlan, Block, causal_segments, span_of
 
 IMPLEMENTATION = "polyrhythm_packed"
 
@@ -128,72 +128,6 @@ def looped_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionP
             keys, values = (torch.cat([row[:, :, prompt], row[:, :, own]], dim=2) for row in (key, value))
             pieces.append(attend(query[:, :, own], keys, values, attn_mask=causal_lower_right(length, keys.size(2))))
     return torch.cat(pieces, dim=2)
-
-
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """CUDA, UNTESTED (no GPU has run it): one variable-length flash call, keys and values gathered per completion."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    gathered, query_stops, key_stops = _flat_segments(plan, query.device)
-    out = varlen_attn(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1)[gathered],
-        value[0].transpose(0, 1)[gathered],
-        torch.tensor([0, *query_stops], dtype=torch.int32, device=query.device),
-        torch.tensor([0, *key_stops], dtype=torch.int32, device=query.device),
-        _longest(query_stops),
-        _longest(key_stops),
-        scale=scale,
-        window_size=(-1, 0),
-        enable_gqa=True,
-        num_splits=1,
-    )
-    assert isinstance(out, Tensor)
-    return out.transpose(0, 1).unsqueeze(0)
-
-
-def tnd_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """Ascend NPU, UNTESTED (no NPU has run it): the same single call in the TND form of the fused operator."""
-    import torch_npu  # pyright: ignore[reportMissingImports]
-
-    gathered, query_stops, key_stops = _flat_segments(plan, query.device)
-    # Sparse mode 3 is causal aligned at the lower right corner; it wants this compressed mask, True where masked.
-    mask = torch.ones(2048, 2048, dtype=torch.bool, device=query.device).triu(1)
-    out = torch_npu.npu_fusion_attention(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1)[gathered],
-        value[0].transpose(0, 1)[gathered],
-        query.size(1),
-        input_layout="TND",
-        atten_mask=mask,
-        scale=scale,
-        actual_seq_qlen=query_stops,
-        actual_seq_kvlen=key_stops,
-        sparse_mode=3,
-    )[0]
-    return out.transpose(0, 1).unsqueeze(0)
-
-
-def _flat_segments(plan: AttentionPlan, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
-    """Key indices and cumulated lengths of one call in which a block's first completion continues its prompt.
-
-    Every other completion is a segment of its own whose keys are the prompt's, gathered again, and its own.
-    """
-    key_indices: list[Tensor] = []
-    query_stops: list[int] = []
-    key_stops: list[int] = []
-    for block in plan.blocks:
-        prompt = torch.arange(block.prompt_start, block.prompt_start + block.prompt_length)
-        own = list(zip(block.completion_starts, block.completion_lengths, strict=True))
-        for start, length in own or [(block.stop, 0)]:
-            key_indices += [prompt, torch.arange(start, start + length)]
-            query_stops.append(start + length)
-            key_stops.append((key_stops[-1] if key_stops else 0) + block.prompt_length + length)
-    return torch.cat(key_indices).to(device), query_stops, key_stops
-
-
-def _longest(stops: Sequence[int]) -> int:
-    return max(stop - start for start, stop in zip([0, *stops], stops, strict=False))
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]

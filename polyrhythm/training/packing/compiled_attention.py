@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from polyrhythm.kernels.packed_attention import PackedAttention, QueryBlock, Segment, Tables, Task
 from polyrhythm.kernels.tensors import with_dense_heads
-from polyrhythm.training.packing.layout import Block
+from polyrhythm.training.packing.plan import Block
 
 # Gradients of a row with few blocks are made in parts that add up: by the row alone, whatever the number of threads.
 _MIN_TASKS = 4

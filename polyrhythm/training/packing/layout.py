@@ -11,32 +11,17 @@ Unshared, every completion is a block of its own behind its own copy of the prom
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import torch
 from torch import Tensor
 
 from polyrhythm.algorithms.cost import block_tokens, tokens_in_row
+from polyrhythm.training.packing.plan import Block, FlatSegments
+from polyrhythm.training.packing.transfer import moved_together
 
 PromptAndCompletions = tuple[Sequence[int], Sequence[Sequence[int]]]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A prompt and completions of it, contiguous in the row. Spans say who attends to what, nothing about the loss.
-
-    A completion of one token has nothing in the row and is not among them.
-    """
-
-    prompt_start: int
-    prompt_length: int
-    completion_starts: tuple[int, ...]
-    completion_lengths: tuple[int, ...]
-
-    @property
-    def stop(self) -> int:
-        return self.prompt_start + self.prompt_length + sum(self.completion_lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,17 +30,27 @@ class Layout:
 
     token_ids_T: Tensor
     position_ids_T: Tensor
-    predictor_N: Tensor
-    """Index into T of the hidden state that predicts target n."""
+    predictor_M: Tensor
+    """Indices into T of the hidden states that predict something, each once: the last of a shared prompt predicts the
+    first token of every completion, and meets the head once."""
+    row_N: Tensor
+    """Index into M of the hidden state that predicts target n."""
     target_N: Tensor
     group_N: Tensor
-    """Index into the groups that `pack` was given."""
+    """Index into the groups that `pack` was given. It stays on the host: so does what is found by it."""
     rollout_N: Tensor
-    """Index of the completion within its group."""
+    """Index of the completion within its group. On the host."""
     sequence_N: Tensor
     """Index of the completion within this row. A completion is never split over rows: sums over one are exact."""
     blocks: tuple[Block, ...]
     shared: bool
+    segments: FlatSegments | None = None
+    """What attention on an accelerator reads, there; a CPU's kernels read the blocks."""
+
+    @property
+    def predictor_N(self) -> Tensor:
+        """Index into T of the hidden state that predicts target n."""
+        return self.predictor_M[self.row_N]
 
     @property
     def num_tokens(self) -> int:
@@ -65,9 +60,14 @@ class Layout:
     def num_targets(self) -> int:
         return self.target_N.numel()
 
-    def to(self, device: torch.device | str) -> "Layout":
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+    def to(self, device: torch.device) -> "Layout":
+        """For a model on this device: what the model and the loss read is there, by one copy."""
+        if device.type == "cpu":
+            return self
+        segments = FlatSegments.of(self.blocks)
+        names = ("token_ids_T", "position_ids_T", "predictor_M", "row_N", "target_N", "sequence_N")
+        *own, tables = moved_together([*(getattr(self, name) for name in names), segments.tables], device)
+        return replace(self, **dict(zip(names, own, strict=True)), segments=replace(segments, tables=tables))
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,12 @@ def _lay_out(parts: Sequence[_Part], shared: bool, loss_masks: Sequence[Sequence
             sequence_ids += [num_sequences] * num_targets
             num_sequences += 1
         blocks.append(Block(prompt_start, prompt_length, tuple(starts), tuple(lengths)))
+    predictor_M, row_N = torch.unique(torch.tensor(predictors), return_inverse=True)
     return Layout(
         token_ids_T=torch.tensor(token_ids),
         position_ids_T=torch.tensor(position_ids),
-        predictor_N=torch.tensor(predictors),
+        predictor_M=predictor_M,
+        row_N=row_N,
         target_N=torch.tensor(targets),
         group_N=torch.tensor(group_ids),
         rollout_N=torch.tensor(rollout_ids),

@@ -105,8 +105,9 @@ class _TokenLogprobs(torch.autograd.Function):
         for tile, logits in zip(tiles, itertools.chain(kept, others), strict=True):
             _write_logits(logits, hidden_MH, weight_VH, bias_V, temperature, softcap, tile)
             rows, columns, slice_index = tile
-            members = (_is_inside(row_N, rows) & _is_inside(target_N, columns)).nonzero().squeeze(1)
-            picked_N[members] = logits[row_N[members] - rows.start, target_N[members] - columns.start]
+            # A list of those inside would make the host wait for an accelerator at every tile.
+            nearest = logits[_place_in(row_N, rows), _place_in(target_N, columns)]
+            picked_N = torch.where(_is_inside(row_N, rows) & _is_inside(target_N, columns), nearest, picked_N)
             _write_statistics(logits, *(part[slice_index, rows] for part in (largest_SM, total_SM, expected_SM)))
         largest_M = largest_SM.amax(0)
         below_SM = largest_SM - largest_M
@@ -253,12 +254,17 @@ def _is_inside(index_N: Tensor, bounds: slice) -> Tensor:
     return (index_N >= bounds.start) & (index_N < bounds.stop)
 
 
+def _place_in(index_N: Tensor, bounds: slice) -> Tensor:
+    """Of those inside, counted from the first; the others get the place that is nearest."""
+    return index_N.clamp(bounds.start, bounds.stop - 1).sub_(bounds.start)
+
+
 def _cached_blocks(wide_MV: Tensor, *narrow: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-    """Row blocks that stay in a core's cache while several operations pass over them.
+    """Row blocks that stay in a core's cache while several operations pass over them; an accelerator gets all rows at once.
 
     Of at least two rows, if there are: a lone row's sum is split over threads and rounds differently.
     """
     rows_per_block = max(2, _CACHE_BYTES // (wide_MV.size(1) * wide_MV.element_size()))
-    count = max(1, wide_MV.size(0) // rows_per_block)
+    count = max(1, wide_MV.size(0) // rows_per_block) if wide_MV.device.type == "cpu" else 1
     parts = zip(*(tensor.tensor_split(count) for tensor in narrow), strict=True)
     return zip(wide_MV.tensor_split(count), parts, strict=True)

@@ -1,7 +1,7 @@
 """One way to score a packed row, for the policy with gradients and for the old policy and the reference without."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.models import ATTENTION_LAYERS, why_not_trained
-from polyrhythm.training.packing.attention import IMPLEMENTATION, AttentionPlan, kernel_for
-from polyrhythm.training.packing.layout import Block, Layout, pack
+from polyrhythm.training.packing.attention import IMPLEMENTATION, kernel_for
+from polyrhythm.training.packing.layout import Layout, pack
 from polyrhythm.training.packing.logprobs import token_logprobs
+from polyrhythm.training.packing.plan import AttentionPlan, Block
 from polyrhythm.training.policy.accumulate import adds_in_place
 from polyrhythm.training.policy.fused import fuse_elementwise
 from polyrhythm.weights.logits import logits_rule
@@ -38,19 +39,21 @@ def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -
     """Scores a row with a model that `prepare_model` has seen. Wrap in `torch.no_grad()` to score without a graph."""
     if _recurrent_layers(model):
         # A state would flow from one sequence into the next one of the row: each gets a forward pass of its own.
-        pieces = [_hidden_states(model, layout, _span_of(block), [_moved_to_zero(block)]) for block in layout.blocks]
+        pieces = [
+            _hidden_states(model, layout, _span_of(block), AttentionPlan([_moved_to_zero(block)]))
+            for block in layout.blocks
+        ]
         hidden_TH = torch.cat(pieces)
     else:
-        hidden_TH = _hidden_states(model, layout, slice(0, layout.num_tokens), layout.blocks)
+        plan = AttentionPlan(layout.blocks, layout.segments)
+        hidden_TH = _hidden_states(model, layout, slice(0, layout.num_tokens), plan)
     head, rule = model.get_output_embeddings(), logits_rule(model.config)
     assert isinstance(head, torch.nn.Linear)
-    # A shared prompt's last token predicts the first token of every completion: it meets the head once.
-    predictor_M, row_N = torch.unique(layout.predictor_N, return_inverse=True)
     logprobs_N, entropy_N = token_logprobs(
-        hidden_TH.index_select(0, predictor_M),
+        hidden_TH.index_select(0, layout.predictor_M),
         head.weight,
         layout.target_N,
-        row_N=row_N,
+        row_N=layout.row_N,
         bias_V=head.bias,
         temperature=temperature / rule.scale,
         softcap=None if rule.softcap is None else rule.softcap / rule.scale,
@@ -111,8 +114,7 @@ def reasons_against_sharing(model: PreTrainedModel) -> list[str]:
     return reasons
 
 
-def _hidden_states(model: PreTrainedModel, layout: Layout, span: slice, blocks: Sequence[Block]) -> Tensor:
-    plan = AttentionPlan(blocks)
+def _hidden_states(model: PreTrainedModel, layout: Layout, span: slice, plan: AttentionPlan) -> Tensor:
     output = model.get_decoder()(
         input_ids=layout.token_ids_T[None, span],
         position_ids=layout.position_ids_T[None, span],

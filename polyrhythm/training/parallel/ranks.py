@@ -50,9 +50,8 @@ class WholeReplica:
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         if self.num == 1:
             return divisor
-        total = torch.tensor(divisor, dtype=torch.float64, device=self._device)
-        self._all_reduce([*gradients, total])
-        return float(total)
+        self._all_reduce(gradients)
+        return sum(self.gather(divisor))  # on the host: not every device has double precision
 
     def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
         try:

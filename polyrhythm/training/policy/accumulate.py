@@ -72,8 +72,7 @@ class _Embedding(torch.autograd.Function):
         (token_ids,), weight = ctx.saved_tensors, ctx.weight
         rows, ids = gradients[0].flatten(0, -2), token_ids.flatten()
         if ctx.padding_index is not None:
-            kept = ids != ctx.padding_index
-            rows, ids = rows[kept], ids[kept]
+            rows = rows.masked_fill((ids == ctx.padding_index).unsqueeze(1), 0)
         gradient_of(weight).index_add_(0, ids, rows)
         return None, None, None
 

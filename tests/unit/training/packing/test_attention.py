@@ -15,11 +15,10 @@ from polyrhythm.training.packing.attention import (
     looped_attention,
     merged_flash_attention,
     packed_attention,
-    tnd_attention,
-    varlen_attention,
 )
-from polyrhythm.training.packing.layout import Block, pack
-from polyrhythm.training.packing.plan import AttentionPlan, Run
+from polyrhythm.training.packing.device_attention import tnd_attention, varlen_attention
+from polyrhythm.training.packing.layout import pack
+from polyrhythm.training.packing.plan import AttentionPlan, Block, Run
 
 TWO_BLOCKS = [Block(0, 3, (3, 5, 7), (2, 2, 1)), Block(8, 2, (10,), (3,))]
 PROMPT_ALONE = Block(13, 2, (), ())  # all its completions have one token

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyrhythm.training.packing.layout import Block, pack
+from polyrhythm.training.packing.layout import pack
+from polyrhythm.training.packing.plan import Block
 
 TWO_GROUPS = [([10, 11, 12], [[20, 21], [30, 31, 32]]), ([13], [[40]])]
 

@@ -1,0 +1,77 @@
+"""Trainer, engine, publication and checkpoints on an accelerator that is pretended: the same results, without waiting."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 300
+MAX_SYNCS = MAX_COPIES = 2
+"""Of a micro-batch, whatever the number of layers."""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory) -> dict[str, Any]:
+    """What the scenes say: in a process of their own, because a device that is pretended is there for the whole process."""
+    results = tmp_path_factory.mktemp("scenes") / "said.json"
+    scenes = subprocess.run(
+        [sys.executable, "-m", "tests.devices.scenes", str(results)], cwd=ROOT, timeout=DEADLINE_S,
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert scenes.returncode == 0, scenes.stderr[-4000:]
+    return json.loads(results.read_text())
+
+
+@pytest.mark.parametrize("num_layers", ["2", "6"])
+@pytest.mark.parametrize("algorithm", ["k1", "k3", "plain"])
+def test_a_training_step_on_the_device_equals_that_on_the_cpu(said, algorithm, num_layers):
+    cpu, device = said[algorithm][num_layers]["cpu"], said[algorithm][num_layers]["npu"]
+    assert (cpu["device"], device["device"]) == ("cpu", "npu:0")
+    # A first step of AdamW moves a weight by the learning rate of 1e-5, to whichever side its gradient says.
+    assert device["weights"] == pytest.approx(cpu["weights"], abs=2e-6, rel=0)
+    assert device["metrics"] == pytest.approx(cpu["metrics"], abs=1e-5)
+    assert said["kernel"] == "tnd_attention", "the device's own attention has computed this"
+
+
+@pytest.mark.parametrize("num_layers", ["2", "6"])
+@pytest.mark.parametrize("algorithm", ["k1", "k3", "plain"])
+def test_a_micro_batch_waits_and_copies_at_most_twice_whatever_the_number_of_layers(said, algorithm, num_layers):
+    device = said[algorithm][num_layers]["npu"]
+    assert device["asked"]["operation"] > 1000, "the device was used"
+    assert device["asked"]["sync"] <= MAX_SYNCS, device["places"]
+    assert device["asked"]["copy"] <= MAX_COPIES, device["places"]
+
+
+def test_published_weights_and_checkpoints_come_back_to_the_device(said):
+    assert said["plain"]["2"]["npu"]["came back"]
+    assert said["plain"]["2"]["cpu"]["came back"]
+
+
+def test_the_engine_draws_the_same_tokens_on_the_device(said):
+    cpu, device = said["engine"]["cpu"], said["engine"]["npu"]
+    assert device["tokens"] == cpu["tokens"]
+    assert len({str(completion) for request in cpu["tokens"] for completion in request}) > 6
+    assert device["logprobs"] == pytest.approx(cpu["logprobs"], abs=1e-5)
+
+
+def test_an_item_in_every_layer_is_seen(said):
+    syncs = said["planted"]["item in every layer"]
+    assert syncs["2"] > MAX_SYNCS
+    assert syncs["6"] == syncs["2"] + 4
+
+
+def test_a_tensor_left_on_the_host_is_refused_with_file_and_line(said):
+    assert "tensors on npu:0 and on cpu" in said["planted"]["a tensor left behind"]
+    assert said["planted"]["a tensor left behind"].startswith("algorithms/losses/clipped.py:")
+
+
+def test_the_device_refuses_what_a_real_one_would(said):
+    assert "tensors on npu:0 and on cpu" in said["rules"]["mixing"]
+    assert "float64" in said["rules"]["float64"]
+    assert "float64" in said["rules"]["float64 moved up"]
+    assert "numpy" in said["rules"]["numpy"]
