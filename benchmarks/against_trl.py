@@ -85,7 +85,7 @@ def run_polyrhythm(kl_coef: float, options: argparse.Namespace, work: Path, mode
         model = "{model_dir}"
         num_steps = {options.steps + NUM_WARM_UP_STEPS}
         output_dir = "{output_dir}"
-        task = {{ name = "jsonl", options = {{ path = "{work / "problems.jsonl"}" }} }}
+        task = {{ name = "dataset", options = {{ path = "{work / "problems.jsonl"}" }} }}
         reward = {{ functions = ["hash_reward:score"] }}
         rollout = {{ groups_per_step = {options.groups}, group_size = {options.group_size}, max_tokens = {options.completion} }}
         algorithm = {{ kl_coef = {kl_coef} }}

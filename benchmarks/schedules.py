@@ -81,7 +81,7 @@ def measure(schedule: str, placement: dict[str, Any], options: argparse.Namespac
         "model": str(work / "model"),
         "schedule": schedule,
         "num_steps": options.steps + NUM_WARM_UP_STEPS,
-        "task": {"name": "jsonl", "options": {"path": str(work / "problems.jsonl")}},
+        "task": {"name": "dataset", "options": {"path": str(work / "problems.jsonl")}},
         "reward": {"functions": ["hash_reward:score"]},
         "rollout": {
             "groups_per_step": options.groups, "group_size": options.group_size, "max_tokens": options.max_tokens,

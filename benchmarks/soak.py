@@ -82,7 +82,7 @@ def plan() -> str:
 
 def train(work_dir: Path, num_steps: int, *more: str) -> subprocess.Popen[bytes]:
     flags = {
-        "model": "./model", "num_steps": num_steps, "order": "problem", "task.name": "jsonl",
+        "model": "./model", "num_steps": num_steps, "order": "problem", "task.name": "dataset",
         "task.options": json.dumps({"path": "problems.jsonl"}), "reward.functions": json.dumps(["hash_reward:score"]),
         "rollout.group_size": GROUP_SIZE, "rollout.max_tokens": 12,
         "rollout.groups_per_step": GROUPS_PER_STEP, "cluster.num_engines": NUM_ENGINES, "engine.max_batch": 16,

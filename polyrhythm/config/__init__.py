@@ -14,7 +14,7 @@ from polyrhythm.config.loading import (
     save_config,
 )
 from polyrhythm.config.mistakes import explain_unknown
-from polyrhythm.config.other_names import explain_name
+from polyrhythm.config.other_names import explain_name, explain_value
 from polyrhythm.config.reference import describe_keys
 from polyrhythm.config.sections import (
     AlgorithmConfig,
@@ -23,6 +23,7 @@ from polyrhythm.config.sections import (
     Config,
     EngineConfig,
     ObserveConfig,
+    PromptConfig,
     RewardConfig,
     RolloutConfig,
     TaskConfig,
@@ -31,7 +32,7 @@ from polyrhythm.config.sections import (
 )
 
 __all__ = [
-    "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
+    "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "PromptConfig", "RewardConfig",
     "RolloutConfig", "TaskConfig", "TrainingConfig", "WeightsConfig", "add_flags", "describe_keys", "explain_name", "explain_unknown",
-    "load_config", "load_resumed_config", "merged_config", "read_flags", "read_saved_config", "save_config",
+    "explain_value", "load_config", "load_resumed_config", "merged_config", "read_flags", "read_saved_config", "save_config",
 ]  # fmt: skip

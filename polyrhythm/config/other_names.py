@@ -10,7 +10,7 @@ RENAMED = {
     "engine.max_restarts": "cluster.max_restarts",
     "task.options.reward": "reward.functions",
 }
-RENAMED_VALUES = {("conductor.dispatch", "problem"): "in_order"}
+RENAMED_VALUES = {("conductor.dispatch", "problem"): "in_order", ("task.name", "jsonl"): "dataset"}
 
 CLIP_BOTH = "algorithm.clip_low and algorithm.clip_high"
 LOSS_MODES = 'algorithm.aggregation ("token_mean" is DAPO, "sequence_mean" GRPO, "constant" Dr. GRPO)'
@@ -30,7 +30,10 @@ VALUES_NOT_HERE = {
     ),
 }
 MINIMUM = 'training.schedule_options, such as training.schedule = "cosine_with_min_lr" with {min_lr_rate = 0.1}'
-PROBLEMS = 'task.options, such as task.name = "jsonl" with task.options = {path = "problems.jsonl"}'
+PROBLEMS = 'task.options, such as task.name = "dataset" with task.options = {path = "problems.jsonl"}'
+EPOCHS = "num_steps (task.epochs is how often a run may go through its problems)"
+PROMPT_COLUMN = 'task.options, such as {prompt_key = "question"}'
+TOO_LONG = 'prompt.too_long ("error", "drop" or "truncate"; a prompt has what engine.context_length leaves beside rollout.max_tokens)'
 
 CALLED_HERE = {
     # The objective.
@@ -119,6 +122,25 @@ CALLED_HERE = {
     "train_dataset": PROBLEMS,
     "train_files": PROBLEMS,
     "prompt_data": PROBLEMS,
+    "dataset_config": 'task.options, such as {subset = "main"}',
+    "dataset_train_split": 'task.options, such as {split = "train"}',
+    "prompt_key": PROMPT_COLUMN,
+    "input_key": PROMPT_COLUMN,
+    "label_key": 'task.options, such as {answer_key = "label"}',
+    "system_prompt": "prompt.system",
+    "prompt_template": "prompt.template",
+    "input_template": "prompt.template",
+    "apply_chat_template": 'prompt.form ("chat" makes a text the message of a user)',
+    "apply_chat_template_kwargs": "prompt.chat_template_kwargs",
+    "max_prompt_length": TOO_LONG,
+    "prompt_max_len": TOO_LONG,
+    "truncation": TOO_LONG,
+    "filter_overlong_prompts": TOO_LONG,
+    "shuffle_dataset": "task.shuffle",
+    "data.shuffle": "task.shuffle",
+    "num_train_epochs": EPOCHS,
+    "total_epochs": EPOCHS,
+    "num_episodes": EPOCHS,
     "reward_funcs": "reward.functions",
     "reward_fn": "reward.functions",
     "custom_reward_function": "reward.functions",
@@ -172,9 +194,6 @@ NOT_HERE = {
     "num_iterations": ONCE,
     "ppo_epochs": ONCE,
     "max_epochs": ONCE,
-    "num_train_epochs": "a run has num_steps steps, and goes round its problems as often as that takes",
-    "total_epochs": "a run has num_steps steps, and goes round its problems as often as that takes",
-    "num_episodes": "a run has num_steps steps, and goes round its problems as often as that takes",
     "logging_steps": LOGGED,
     "trackio_space_id": "trackio reads the environment variable TRACKIO_SPACE_ID",
     "log_completions": "observe.samples_per_step completions of each step are written to samples.jsonl",
@@ -189,9 +208,6 @@ NOT_HERE = {
     "warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_steps_ratio": "training.warmup_steps counts steps",
-    "max_prompt_length": "a prompt that does not fit engine.context_length with rollout.max_tokens is refused at the start",
-    "prompt_max_len": "a prompt that does not fit engine.context_length with rollout.max_tokens is refused at the start",
-    "truncation": "a prompt that does not fit engine.context_length with rollout.max_tokens is refused at the start",
     "bf16": "weights, gradients and activations are in fp32",
     "fp16": "weights, gradients and activations are in fp32",
     "dtype": "weights, gradients and activations are in fp32",
@@ -212,7 +228,6 @@ NOT_HERE = {
     "dual_clip": "the ratio is clipped by algorithm.clip_low and algorithm.clip_high only",
     "mask_truncated_completions": "completions that were cut off count with the reward they are given",
     "sync_ref_model": "the reference is the model that the run began with",
-    "shuffle_dataset": "problems come in an order drawn from seed",
     "enable_vllm_is_correction": ON_POLICY,
     "nnodes": "engines of other machines join a run (docs/elastic.md); the trainer is on one",
     "resume_from_checkpoint": "polyrhythm train --resume RUN goes on with a run",

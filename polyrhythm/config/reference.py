@@ -28,8 +28,9 @@ def describe_keys(width: int) -> str:
 def _lines(model: type[BaseModel], names: list[str], before: str, width: int) -> Iterator[str]:
     for name in names:
         field = model.model_fields[name]
-        # A switch has no value behind it.
-        flag = f"  {before}{name}" + ("" if isinstance(field.default, bool) else f" {_written(field.default)}")
+        flag = f"  {before}{name} {_written(field.default)}"
+        if isinstance(field.default, bool):  # a switch has no value behind it
+            flag = f"  --{'[no-]' if field.default else ''}{before.removeprefix('--')}{name}"
         text = textwrap.wrap(_meaning(field), max(40, width - COLUMN)) or [""]
         if len(flag) > COLUMN - 2:
             yield flag

@@ -32,9 +32,32 @@ class TaskConfig(Section):
     """What to learn."""
 
     name: str = "addition"
-    """A built-in task (addition, jsonl) or `module:Class`."""
+    """A built-in task (addition, dataset) or `module:Class`."""
     options: dict[str, Any] = {}
     """The task's own options, such as {digits = 2} or {path = "problems.jsonl"} in a file; as a flag in JSON, {"digits": 2}."""
+    shuffle: bool = True
+    """Problems come in an order drawn from the seed, another one in each epoch; else in the task's own order."""
+    epochs: int = Field(default=0, ge=0)
+    """How often a run may go through all problems: one that needs more is refused; 0 is as often as num_steps takes."""
+    holdout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the problems that is never trained on, the same ones whatever the seed."""
+
+
+class PromptConfig(Section):
+    """How a problem of any task becomes the prompt that the model sees."""
+
+    form: Literal["auto", "text", "chat"] = "auto"
+    """What a prompt of plain text becomes: text stays text, chat makes it the message of a user, auto is chat if system
+    or template is set. A prompt that is a list of messages is a chat anyway."""
+    system: str = ""
+    """System message of every chat that has none of its own."""
+    template: str = ""
+    """Text around the question, such as "{question} Think step by step."; {name} stands for any column of the problem."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Handed to the model's chat template, such as {enable_thinking = false} in a file; as a flag in JSON."""
+    too_long: Literal["error", "drop", "truncate"] = "error"
+    """What becomes of a prompt that leaves no room for rollout.max_tokens: error refuses the run, drop leaves its problem
+    out, truncate cuts tokens off its beginning."""
 
 
 class RolloutConfig(Section):
@@ -294,6 +317,7 @@ class Config(BaseSettings, metaclass=_Explained):
     order: Literal["completion", "problem"] = "completion"
     """Groups reach the trainer as they finish, or in problem order, which makes a run repeatable bit for bit."""
     task: TaskConfig = TaskConfig()
+    prompt: PromptConfig = PromptConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -5,14 +5,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyrhythm.config import TaskConfig, explain_name
+from polyrhythm.config import TaskConfig, explain_name, explain_value
 from polyrhythm.errors import UserError
 from polyrhythm.tasks.task import Task
 from polyrhythm.user_code import find_kind
 
 TASKS = {
     "addition": "polyrhythm.tasks.addition:Addition",
-    "jsonl": "polyrhythm.tasks.jsonl:JsonlTask",
+    "dataset": "polyrhythm.tasks.dataset:DatasetTask",
 }
 
 
@@ -34,6 +34,8 @@ def make_task(config: TaskConfig) -> Task:
 
 
 def _find_class(name: str) -> type:
+    if renamed := explain_value("task.name", name):
+        raise UserError(renamed)
     found = find_kind("task.name", name, TASKS, "task")
     if not inspect.isclass(found):
         raise UserError(f"task.name={name!r} is not a class: name the class of a task as module:Class")

@@ -29,6 +29,14 @@ schedule
 order
 task.name
 task.options
+task.shuffle
+task.epochs
+task.holdout
+prompt.form
+prompt.system
+prompt.template
+prompt.chat_template_kwargs
+prompt.too_long
 rollout.group_size
 rollout.groups_per_step
 rollout.max_tokens

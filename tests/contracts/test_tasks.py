@@ -17,7 +17,7 @@ LINES = "\n".join(f'{{"prompt": "{number}+1=", "answer": {number + 1}}}' for num
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> TaskConfig:
     (tmp_path / "problems.jsonl").write_text(LINES, encoding="utf-8")
     needed: dict[str, dict[str, Any]] = {
-        "jsonl": {"path": str(tmp_path / "problems.jsonl")},
+        "dataset": {"path": str(tmp_path / "problems.jsonl")},
     }
     return TaskConfig(name=request.param, options=needed.get(request.param, {}))
 

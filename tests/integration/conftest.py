@@ -93,7 +93,7 @@ class Cli:
 
     def arguments(self, **flags) -> list[str]:
         defaults = {
-            "model": self.model_dir, "num_steps": 3, "task.name": "jsonl",
+            "model": self.model_dir, "num_steps": 3, "task.name": "dataset",
             "task.options": '{"path": "problems.jsonl"}', "reward.functions": '["my_rewards:many_low_bytes"]',
             "rollout.group_size": 4, "rollout.groups_per_step": 6, "rollout.max_tokens": 12,
             "training.learning_rate": 1e-3, "engine.max_batch": 16, "observe.view": "plain",

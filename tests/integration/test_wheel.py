@@ -68,7 +68,7 @@ def test_a_run_from_the_wheel_trains_with_kernels_compiled_from_its_own_sources(
 ):
     run(
         str(installed / "bin" / "polyrhythm"), "train", "--model", str(tiny_model_dir), "--num_steps", "1",
-        "--task.name", "jsonl", "--task.options", '{"path": "problems.jsonl"}',
+        "--task.name", "dataset", "--task.options", '{"path": "problems.jsonl"}',
         "--reward.functions", '["my_rewards:many_low_bytes"]', "--rollout.group_size", "2",
         "--rollout.groups_per_step", "2", "--rollout.max_tokens", "4", "--observe.view", "none", "--output_dir", "runs",
     )  # fmt: skip

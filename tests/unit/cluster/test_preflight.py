@@ -9,7 +9,7 @@ from polyrhythm.errors import UserError
 
 def config_with_reward(folder: Path, reward: str, memory_mb: int) -> Config:
     (folder / "problems.jsonl").write_text('{"prompt": "1 plus 1 is"}\n')
-    task = {"name": "jsonl", "options": {"path": str(folder / "problems.jsonl")}}
+    task = {"name": "dataset", "options": {"path": str(folder / "problems.jsonl")}}
     return Config.model_validate({"task": task, "reward": {"functions": [reward], "memory_mb": memory_mb}})
 
 

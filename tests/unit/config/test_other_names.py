@@ -62,7 +62,7 @@ def test_no_key_of_ours_is_taken_for_a_foreign_one():
         ("learning_rat", "did you mean training.learning_rate?"),
         ("rollouts.max_token", "did you mean rollout.max_tokens?"),
         ("rollout.zzz", "known keys here are group_size, groups_per_step"),
-        ("zzz.zzz", "the sections are task, rollout, reward"),
+        ("zzz.zzz", "the sections are task, prompt, rollout, reward"),
     ],
 )
 def test_a_name_of_elsewhere_is_answered_in_one_line(key, said):

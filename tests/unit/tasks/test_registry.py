@@ -51,7 +51,8 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nothing", {}, "task.name='nothing' is not a task: use addition, jsonl or module:name"),
+        ("nothing", {}, "task.name='nothing' is not a task: use addition, dataset or module:name"),
+        ("jsonl", {}, 'task.name = "jsonl" was renamed to task.name = "dataset"'),
         ("no_such_module:Task", {}, "task.name='no_such_module:Task' cannot be imported"),
         ("json:NoSuchClass", {}, "task.name='json:NoSuchClass' cannot be imported"),
         ("json:dumps", {}, "task.name='json:dumps' is not a class"),
@@ -62,8 +63,8 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
         ("addition", {"digit": 2}, "task.options.digit=2 is not an option of task 'addition': it has digits, shots"),
         ("addition", {"digits": 0}, "task.options.digits=0 is wrong: Input should be greater than or equal to 1"),
         ("addition", {"digits": "two"}, "task.options.digits='two' is wrong: Input should be a valid integer"),
-        ("jsonl", {}, "task.options.path is missing"),
-        ("jsonl", {"path": "x", "reward": "a:b"}, "task.options.reward was renamed to reward.functions"),
+        ("dataset", {}, "task.options.path is missing"),
+        ("dataset", {"path": "x", "reward": "a:b"}, "task.options.reward was renamed to reward.functions"),
     ],
 )
 def test_a_mistake_is_answered_with_the_key_and_the_fix(name: str, options: dict[str, Any], message: str) -> None:

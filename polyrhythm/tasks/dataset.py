@@ -1,4 +1,4 @@
-"""Problems from a file: one JSON object per line, with a prompt and whatever the reward function needs."""
+"""Problems from files and datasets: rows with a prompt and whatever the reward functions need."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ RESERVED_KEYS = ("prompts", "completions", "completion_ids")
 
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
-class JsonlTask:
+class DatasetTask:
     """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to the rewards as columns.
 
     With `correct_above` a completion with a higher reward counts as correct, and the run has an accuracy.

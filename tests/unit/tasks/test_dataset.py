@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import UserError
-from polyrhythm.tasks.jsonl import JsonlTask
+from polyrhythm.tasks.dataset import DatasetTask
 
 GOOD = '{"prompt": "1+1=", "answer": 2, "tags": ["a"]}'
 CHAT = '{"prompt": [{"role": "user", "content": "hi"}], "answer": 3}'
@@ -19,7 +19,7 @@ def write(folder: Path, *lines: str | bytes) -> str:
 
 
 def test_text_and_chat_prompts_are_read_and_other_keys_become_columns(tmp_path: Path) -> None:
-    task = JsonlTask(path=write(tmp_path, GOOD, "", CHAT, ""))
+    task = DatasetTask(path=write(tmp_path, GOOD, "", CHAT, ""))
     assert task.num_problems == 2
     assert task.problem(0).prompt == "1+1="
     assert task.problem(0).columns == {"answer": 2, "tags": ["a"]}
@@ -28,14 +28,14 @@ def test_text_and_chat_prompts_are_read_and_other_keys_become_columns(tmp_path: 
 
 
 def test_the_prompt_can_have_another_key(tmp_path: Path) -> None:
-    task = JsonlTask(path=write(tmp_path, '{"question": "q", "prompt": "p"}'), prompt_key="question")
+    task = DatasetTask(path=write(tmp_path, '{"question": "q", "prompt": "p"}'), prompt_key="question")
     assert task.problem(0).prompt == "q"
     assert task.problem(0).columns == {"prompt": "p"}
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake(tmp_path: Path) -> None:
     path = write(tmp_path, b"\xef\xbb\xbf" + GOOD.encode() + b"\r", CHAT)
-    assert JsonlTask(path=path).num_problems == 2
+    assert DatasetTask(path=path).num_problems == 2
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake(tmp_path: Path) 
 def test_a_broken_line_is_named_with_file_and_number(tmp_path: Path, line: str | bytes, message: str) -> None:
     path = write(tmp_path, GOOD, "", line, GOOD)
     with pytest.raises(UserError, match=re.escape(f"{path}:3: ") + ".*" + re.escape(message)):
-        JsonlTask(path=path)
+        DatasetTask(path=path)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no problems"):
-        JsonlTask(path=write(tmp_path, "", " "))
+        DatasetTask(path=write(tmp_path, "", " "))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.options\.path=.*cannot be read: No such file"):
-        JsonlTask(path=str(tmp_path / "nothing.jsonl"))
+        DatasetTask(path=str(tmp_path / "nothing.jsonl"))
