@@ -88,7 +88,7 @@ class Problems:
 
 
 class Text:
-    def encode(self, prompt: Any) -> list[int]:
+    def encode(self, problem: Problem) -> list[int]:
         return PROMPT_IDS
 
     def decode(self, token_ids: Any) -> str:

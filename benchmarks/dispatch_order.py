@@ -36,8 +36,8 @@ class Problems:
 
 
 class TextWithIndex(Text):
-    def encode(self, prompt: str) -> list[int]:
-        return [int(prompt)]
+    def encode(self, problem: Problem) -> list[int]:
+        return [int(str(problem.prompt))]
 
 
 class SlowEngine:

@@ -1,12 +1,19 @@
 """Text to token ids and back, without torch: the conductor and the rewards use it too."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyrhythm.errors import UserError
 from polyrhythm.types import ChatMessage
+
+
+class Rendered(NamedTuple):
+    """A prompt as one text. A chat template writes the special tokens itself: adding them again would double the first."""
+
+    text: str
+    has_special_tokens: bool
 
 
 class Tokenizer:
@@ -22,14 +29,40 @@ class Tokenizer:
 
     def encode(self, prompt: str | list[ChatMessage]) -> list[int]:
         """Text as it is with the usual special tokens; messages through the chat template, up to the answer."""
-        if isinstance(prompt, str):
-            return self._tokenizer(prompt).input_ids
-        # The template writes the special tokens itself: adding them again would double the first one.
-        return self._tokenizer(self._apply_chat_template(prompt), add_special_tokens=False).input_ids
+        return self.encode_rendered([self.render(prompt)])[0]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of the ids, without special tokens."""
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def render(
+        self,
+        prompt: str | list[ChatMessage],
+        tools: list[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """Text as it is; messages through the chat template, so that the assistant speaks next.
+
+        If the last message is the assistant's, the model goes on with it.
+        """
+        if isinstance(prompt, str):
+            return Rendered(prompt, has_special_tokens=False)
+        return Rendered(self._apply_chat_template(prompt, tools, template_kwargs or {}), has_special_tokens=True)
+
+    def encode_rendered(self, prompts: Sequence[Rendered]) -> list[list[int]]:
+        """The token ids of each. Many at a time take a fraction of the time that they take one by one."""
+        encoded: dict[bool, Iterator[list[int]]] = {}
+        for has_special_tokens in (False, True):
+            texts = [prompt.text for prompt in prompts if prompt.has_special_tokens is has_special_tokens]
+            ids = self._tokenizer(texts, add_special_tokens=not has_special_tokens).input_ids if texts else []
+            encoded[has_special_tokens] = iter(ids)
+        return [next(encoded[prompt.has_special_tokens]) for prompt in prompts]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def decode(self, token_ids: Sequence[int], with_special_tokens: bool = False) -> str:
+        """The text of the ids, usually without special tokens."""
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=not with_special_tokens, clean_up_tokenization_spaces=False
+        )
 
     def piece(self, token_id: int) -> str:
         """The text of one token by itself, special ones included."""
@@ -50,17 +83,22 @@ class Tokenizer:
         except Exception as error:
             raise UserError(f"model={str(self.model_dir)!r}: its tokenizer cannot be loaded: {error}") from error
 
-    def _apply_chat_template(self, messages: list[ChatMessage]) -> str:
-        if not self._tokenizer.chat_template:
+    def _apply_chat_template(
+        self, messages: list[ChatMessage], tools: list[Any] | None, template_kwargs: Mapping[str, Any]
+    ) -> str:
+        if not self.has_chat_template:
             raise UserError(
-                f"model={str(self.model_dir)!r} has no chat template, but a prompt is a list of chat messages: "
-                "use prompts of plain text, or a model that was trained to chat"
+                f"model={str(self.model_dir)!r} has no chat template, but a prompt is a list of chat messages: use prompts "
+                'of plain text (prompt.form = "text" if they were), or a model that was trained to chat'
             )
-        from jinja2 import TemplateError
-
+        is_continued = messages[-1].get("role") == "assistant"
         try:
-            return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except TemplateError as error:
+            return self._tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=not is_continued,
+                continue_final_message=is_continued, **template_kwargs,
+            )  # fmt: skip
+        # A template is a program of the model's: it raises what it likes, and jinja2 what the values make it do.
+        except Exception as error:
             raise UserError(f"model={str(self.model_dir)!r}: its chat template refuses the prompt: {error}") from error
 
     def _find_eos_token_ids(self) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-ChatMessage = dict[str, str]
+ChatMessage = dict[str, Any]
+"""`role` and `content` as text, and what else the model's chat template reads, such as `tool_calls`."""
 FinishReason = Literal["stop", "length"]
 
 

@@ -1,49 +1,50 @@
 """What can be checked before any process starts: the task, what its rewards need, and that every prompt fits."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
-from polyrhythm.errors import UserError
 from polyrhythm.kernels.switch import kernels_off
 from polyrhythm.observe.loggers import find_loggers
 from polyrhythm.rewards.checks import check_columns, import_in_worker
 from polyrhythm.rewards.functions import worker_setup
-from polyrhythm.tasks import ProblemStream, make_task
+from polyrhythm.tasks import PromptText, choose_problems, find_too_long, make_task, problems_to_check, say_too_long
 from polyrhythm.tokenizer import Tokenizer
+from polyrhythm.types import Problem
 
-NUM_ENDLESS_CHECKED = 64
 WITHOUT_OPTIONS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "inverse_sqrt")
 """Schedules that need none."""
 
 
 def check_run(config: Config, model_dir: Path | None) -> None:
-    """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model."""
+    """Raise UserError, naming key, value and fix, for what would fail later. Prompts are checked if there is a model.
+
+    What becomes of prompts that are too long is said here, once.
+    """
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
     check_training(config)
-    task = make_task(config.task)
+    task = make_task(config.task, config.prompt)
     signatures = import_in_worker(worker_setup(config.reward, task.reward))
-    problems = ProblemStream(task, config.seed).take(0, task.num_problems or NUM_ENDLESS_CHECKED)
-    for problem in problems:
-        check_columns(signatures, problem)
+
+    def checked() -> Iterator[Problem]:
+        for problem in problems_to_check(config, task):
+            check_columns(signatures, problem)
+            yield problem
+
     if model_dir is None:
+        for _ in checked():
+            pass
+        choose_problems(config, task, [])
         return
-    tokenizer = Tokenizer(model_dir)
-    limit = config.engine.context_length or tokenizer.context_length
-    if config.engine.context_length > tokenizer.context_length:
-        raise UserError(f"engine.context_length={config.engine.context_length} is more than the "
-                        f"{tokenizer.context_length} tokens of model={config.model!r}: lower it")  # fmt: skip
-    or_longer = ", or raise engine.context_length" if limit < tokenizer.context_length else ""
-    for problem in problems:
-        num_tokens = len(tokenizer.encode(problem.prompt))
-        if num_tokens + config.rollout.max_tokens > limit:
-            raise UserError(
-                f"problem {problem.index} of task {config.task.name!r} has a prompt of {num_tokens} tokens; with "
-                f"rollout.max_tokens={config.rollout.max_tokens} that is longer than the context of {limit} tokens: "
-                f"shorten the prompt or lower rollout.max_tokens{or_longer}"
-            )
+    text = PromptText(Tokenizer(model_dir), config)
+    too_long = find_too_long(config, task, text, checked())
+    choose_problems(config, task, too_long)
+    for line in say_too_long(config, task, text, len(too_long)):
+        print(line, file=sys.stderr, flush=True)
 
 
 def check_training(config: Config) -> None:

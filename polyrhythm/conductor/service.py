@@ -143,35 +143,35 @@ async def run_conductor(
     """Serve until cancelled; RunError when the run cannot go on. `ready` is told the URL that listens."""
     from polyrhythm.observe.loggers import Loggers, find_loggers
     from polyrhythm.observe.loggers.jsonl import read_metrics
-    from polyrhythm.tasks import ProblemStream, make_task
+    from polyrhythm.tasks import PromptText, make_task, open_problems
     from polyrhythm.tokenizer import Tokenizer
 
     # The address first: one that is taken is told before anything is loaded.
     listener = Listener(config.conductor.host, port, keys="conductor.host, conductor.port")
     async with listener, open_session() as session:
-        task = make_task(config.task)
+        task = make_task(config.task, config.prompt)
         tokenizer = Tokenizer(model_dir)
+        text = PromptText(tokenizer, config)
+        problems = open_problems(config, task, text).stream
         rewards = make_rewards(
             worker_setup(config.reward, task.reward), config.reward.num_workers, config.reward.deadline_s
         )
         with Loggers(_logged_run(config, run_dir, first_step), find_loggers(config.observe.loggers)) as logger:
             async with rewards:
                 journal = Journal(run_dir / "journal")
-                rollouter = ROLLOUTERS["single_turn"](
-                    tokenizer, sampling_of(config, task.stop, tokenizer.eos_token_ids)
-                )
+                rollouter = ROLLOUTERS["single_turn"](text, sampling_of(config, task.stop, tokenizer.eos_token_ids))
                 step_log = StepLog(
                     logger,
                     journal,
                     rollouter.text,
                     config.observe.samples_per_step,
-                    num_problems=task.num_problems,
+                    num_problems=problems.num_problems,
                     correct_above=None if task.reward and config.reward.functions else task.correct_above,
                     curves=Curves(read_metrics(run_dir)),
                 )
                 conductor = Conductor(
                     config,
-                    problems=ProblemStream(task, config.seed),
+                    problems=problems,
                     rollouter=rollouter,
                     vocab_size=tokenizer.vocab_size,
                     scorer=rewards,

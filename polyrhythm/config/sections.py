@@ -32,7 +32,7 @@ class TaskConfig(Section):
     """What to learn."""
 
     name: str = "addition"
-    """A built-in task (addition, dataset) or `module:Class`."""
+    """A built-in task (addition, dataset, reasoning_gym) or `module:Class`."""
     options: dict[str, Any] = {}
     """The task's own options, such as {digits = 2} or {path = "problems.jsonl"} in a file; as a flag in JSON, {"digits": 2}."""
     shuffle: bool = True

@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from polyrhythm.messages import GenerateReply, GenerateRequest
-from polyrhythm.types import ChatMessage, Completion, Problem, Sampling, Trace
+from polyrhythm.types import Completion, Problem, Sampling, Trace
 
 
 class Text(Protocol):
-    """The tokenizer, or a stand-in."""
+    """How the run's problems are written for the model, and what it wrote is read; or a stand-in."""
 
-    def encode(self, prompt: str | list[ChatMessage]) -> list[int]: ...
+    def encode(self, problem: Problem) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 

@@ -12,7 +12,7 @@ class SingleTurn:
         self._sampling = sampling
 
     def prompt_ids(self, problem: Problem) -> list[int]:
-        return self._text.encode(problem.prompt)
+        return self._text.encode(problem)
 
     async def run(self, problem: Problem, generate: Generate, seeds: list[int]) -> list[Trace]:
         return [Trace.of(completion) for completion in await generate(seeds, self._sampling)]

@@ -1,92 +1,70 @@
 """Problems from files and datasets: rows with a prompt and whatever the reward functions need."""
 
-from pathlib import Path
-from typing import Any
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Annotated
 
-import msgspec
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from polyrhythm.errors import UserError
-from polyrhythm.types import ChatMessage, Problem
+from polyrhythm.tasks.columns import Columns
+from polyrhythm.tasks.readers import Options, Rows, read_rows
+from polyrhythm.tasks.task import Part
+from polyrhythm.types import Problem
 
-# Reward functions get these by name already.
-RESERVED_KEYS = ("prompts", "completions", "completion_ids")
+Text = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
 class DatasetTask:
-    """The lines of `path`; `prompt_key` holds text or chat messages, all other keys go to the rewards as columns.
+    """The rows of `path`: files (jsonl, json, parquet, csv), folders of `save_to_disk`, datasets of the hub, or a list of these.
 
+    `weights` mix the entries of a list; without them their rows are one after another. `split` and `subset` choose in a
+    dataset that has several. `prompt_key` and `answer_key` name columns that are not called as usual, `columns` renames.
     With `correct_above` a completion with a higher reward counts as correct, and the run has an accuracy.
     """
 
-    path: str = Field(min_length=1)
-    prompt_key: str = Field("prompt", min_length=1)
+    path: Text | Annotated[list[Text], Field(min_length=1)]
+    weights: list[float] = Field(default_factory=list)
+    split: str = ""
+    subset: str = ""
+    prompt_key: str = ""
+    answer_key: str = ""
+    columns: dict[str, str] = Field(default_factory=dict)
     correct_above: float | None = None
 
     reward = None
     stop = ()
 
     def __post_init__(self) -> None:
-        self._problems = read_problems(Path(self.path).expanduser(), self.prompt_key)
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        self._check_weights(paths)
+        sources = [read_rows(path, Options(self.split, self.subset)) for path in paths]
+        self._tables: list[Rows] = [rows for source in sources for rows in source]
+        for path, source in zip(paths, sources, strict=True):
+            if not any(map(len, source)):
+                raise UserError(f"task.options.path={path!r} holds no problems: write one row for each")
+        self._tables = [rows for rows in self._tables if len(rows)]
+        self._columns = [Columns(rows.row(0), self.prompt_key, self.answer_key, self.columns) for rows in self._tables]
+        self._ends = list(accumulate(map(len, self._tables)))
+        ends = list(accumulate(sum(map(len, source)) for source in sources))
+        self.parts = [
+            Part(range(start, end), weight) for start, end, weight in zip([0, *ends], ends, self.weights, strict=False)
+        ]
 
     @property
     def num_problems(self) -> int:
-        return len(self._problems)
+        return self._ends[-1]
 
     def problem(self, index: int) -> Problem:
-        return self._problems[index]
+        table = bisect_right(self._ends, index)
+        rows, number = self._tables[table], index - (self._ends[table] - len(self._tables[table]))
+        return self._columns[table].problem(rows.row(number), index, rows.place(number))
 
-
-def read_problems(path: Path, prompt_key: str) -> list[Problem]:
-    """All problems of the file, checked line by line; empty lines are skipped."""
-    try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
-    except OSError as error:
-        where = "" if path.is_absolute() else f" in the working directory {Path.cwd()}"
-        raise UserError(f"task.options.path={str(path)!r} cannot be read{where}: {error.strerror}") from error
-    problems: list[Problem] = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            problems.append(_parse_problem(line, len(problems), prompt_key, place=f"{path}:{number}"))
-    if not problems:
-        raise UserError(f"task.options.path={str(path)!r} holds no problems: write one JSON object per line into it")
-    return problems
-
-
-def _parse_problem(line: bytes, index: int, prompt_key: str, place: str) -> Problem:
-    try:
-        columns = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.ValidationError as error:
-        raise UserError(f"{place}: not a JSON object: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{place}: broken JSON: {error}") from error
-    if prompt_key not in columns:
-        found = ", ".join(columns) or "{}"
-        raise UserError(
-            f"{place}: no key {prompt_key!r}, only {found}: task.options.prompt_key says where the prompt is"
-        )
-    for key in RESERVED_KEYS:
-        if key in columns and key != prompt_key:
-            raise UserError(f"{place}: the key {key!r} is taken by what every reward function is given: rename it")
-    problem = Problem(index=index, prompt=_check_prompt(columns.pop(prompt_key), place), columns=columns)
-    try:
-        msgspec.msgpack.encode(problem)
-    except OverflowError as error:
-        raise UserError(f"{place}: a number needs more than 64 bits: write it as a string") from error
-    return problem
-
-
-def _check_prompt(prompt: Any, place: str) -> str | list[ChatMessage]:
-    try:
-        checked = msgspec.convert(prompt, str | list[ChatMessage])
-    except msgspec.ValidationError as error:
-        raise UserError(f"{place}: the prompt is neither text nor a list of chat messages: {error}") from error
-    if not checked:
-        raise UserError(f"{place}: the prompt is empty")
-    if isinstance(checked, list):
-        for message in checked:
-            if not {"role", "content"} <= message.keys():
-                raise UserError(f"{place}: a chat message needs role and content, this one has {', '.join(message)}")
-    return checked
+    def _check_weights(self, paths: list[str]) -> None:
+        if self.weights and len(self.weights) != len(paths):
+            raise UserError(
+                f"task.options.weights={self.weights} are {len(self.weights)} weights for the {len(paths)} entries of "
+                f"task.options.path={self.path!r}: give one for each, or none"
+            )

@@ -5,32 +5,41 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from polyrhythm.config import TaskConfig, explain_name, explain_value
+from polyrhythm.config import PromptConfig, TaskConfig, explain_name, explain_value
 from polyrhythm.errors import UserError
+from polyrhythm.tasks.checked import CheckedTask
 from polyrhythm.tasks.task import Task
 from polyrhythm.user_code import find_kind
 
 TASKS = {
     "addition": "polyrhythm.tasks.addition:Addition",
     "dataset": "polyrhythm.tasks.dataset:DatasetTask",
+    "reasoning_gym": "polyrhythm.tasks.reasoning_gym:ReasoningGym",
 }
 
 
-def make_task(config: TaskConfig) -> Task:
-    """Build the task; every mistake in its name or options is a `UserError`."""
+def make_task(config: TaskConfig, prompt: PromptConfig | None = None) -> CheckedTask:
+    """Build the task, with prompts in the form asked for; every mistake in its name, options or problems is a `UserError`."""
     task_class = _find_class(config.name)
     _check_option_names(config, task_class)
     try:
         task = task_class(**config.options)
     except ValidationError as error:
         raise UserError("\n".join(_describe(problem) for problem in error.errors())) from error
+    except UserError:
+        raise
+    # A task of the user's may raise anything.
+    except Exception as error:
+        raise UserError(
+            f"task.name={config.name!r} cannot be made with task.options={config.options!r}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(task, Task):
         raise UserError(
             f"task.name={config.name!r} is not a task: it needs problem(), num_problems, reward, stop and correct_above"
         )
     if task.num_problems is not None and task.num_problems < 1:
         raise UserError(f"task.name={config.name!r} has no problems with task.options={config.options!r}")
-    return task
+    return CheckedTask(task, config.name, prompt or PromptConfig())
 
 
 def _find_class(name: str) -> type:

@@ -1,6 +1,6 @@
 """The protocol that every task keeps."""
 
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from polyrhythm.types import Problem
 
@@ -37,4 +37,21 @@ class Task(Protocol):
 
     def problem(self, index: int) -> Problem:
         """The problem of this index: the same one in every process and at every call."""
+        ...
+
+
+class Part(NamedTuple):
+    """A stretch of a task's problems, and how much of a run it is."""
+
+    indices: range
+    weight: float
+
+
+@runtime_checkable
+class MixedTask(Task, Protocol):
+    """A finite task whose problems are of several kinds."""
+
+    @property
+    def parts(self) -> list[Part]:
+        """Together all problems; none: they are not weighed against one another."""
         ...

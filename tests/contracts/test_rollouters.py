@@ -14,8 +14,8 @@ SAMPLING = Sampling(max_tokens=8, stop=("\n",))
 class Letters:
     """One token per character."""
 
-    def encode(self, prompt) -> list[int]:
-        return [ord(character) for character in str(prompt)]
+    def encode(self, problem: Problem) -> list[int]:
+        return [ord(character) for character in str(problem.prompt)]
 
     def decode(self, token_ids) -> str:
         return "".join(map(chr, token_ids))

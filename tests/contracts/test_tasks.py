@@ -18,6 +18,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> TaskConfig:
     (tmp_path / "problems.jsonl").write_text(LINES, encoding="utf-8")
     needed: dict[str, dict[str, Any]] = {
         "dataset": {"path": str(tmp_path / "problems.jsonl")},
+        "reasoning_gym": {"dataset": "chain_sum", "size": 9},
     }
     return TaskConfig(name=request.param, options=needed.get(request.param, {}))
 

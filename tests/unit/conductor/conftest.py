@@ -128,8 +128,8 @@ class NumberedProblems:
 class WordlessText:
     """Prompts of three tokens; completions read as their ids."""
 
-    def encode(self, prompt: str | list[dict[str, str]]) -> list[int]:
-        return [3, 4, int(str(prompt).split()[-1]) % VOCAB_SIZE]
+    def encode(self, problem: Problem) -> list[int]:
+        return [3, 4, int(str(problem.prompt).split()[-1]) % VOCAB_SIZE]
 
     def decode(self, token_ids) -> str:
         return " ".join(map(str, token_ids))

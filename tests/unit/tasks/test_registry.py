@@ -33,7 +33,7 @@ class NoTask:
 
 
 def test_a_builtin_task_takes_its_options() -> None:
-    assert make_task(TaskConfig(name="addition", options={"digits": 3})) == Addition(digits=3)
+    assert make_task(TaskConfig(name="addition", options={"digits": 3})).task == Addition(digits=3)
 
 
 def test_a_class_of_somebody_elses_is_found_by_module_and_name() -> None:
@@ -51,7 +51,7 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nothing", {}, "task.name='nothing' is not a task: use addition, dataset or module:name"),
+        ("nothing", {}, "task.name='nothing' is not a task: use addition, dataset, reasoning_gym or module:name"),
         ("jsonl", {}, 'task.name = "jsonl" was renamed to task.name = "dataset"'),
         ("no_such_module:Task", {}, "task.name='no_such_module:Task' cannot be imported"),
         ("json:NoSuchClass", {}, "task.name='json:NoSuchClass' cannot be imported"),
