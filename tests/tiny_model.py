@@ -30,3 +30,20 @@ def save_tiny_model(folder: Path) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def save_tiny_reward_model(folder: Path) -> Path:
+    """A sequence classifier with one label and a chat template; its numbers are random, but always the same."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, num_labels=1, pad_token_id=0, initializer_range=0.1,
+    )  # fmt: skip
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder

@@ -1,15 +1,12 @@
 """Tasks by name: a built-in one, or `module:Class` from the working directory or the Python path."""
 
 import inspect
-from typing import Any
 
-from pydantic import ValidationError
-
-from polyrhythm.config import PromptConfig, TaskConfig, explain_name, explain_value
+from polyrhythm.config import PromptConfig, TaskConfig, explain_value
 from polyrhythm.errors import UserError
 from polyrhythm.tasks.checked import CheckedTask
 from polyrhythm.tasks.task import Task
-from polyrhythm.user_code import find_kind
+from polyrhythm.user_code import call_with_options, find_kind
 
 TASKS = {
     "addition": "polyrhythm.tasks.addition:Addition",
@@ -21,11 +18,8 @@ TASKS = {
 def make_task(config: TaskConfig, prompt: PromptConfig | None = None) -> CheckedTask:
     """Build the task, with prompts in the form asked for; every mistake in its name, options or problems is a `UserError`."""
     task_class = _find_class(config.name)
-    _check_option_names(config, task_class)
     try:
-        task = task_class(**config.options)
-    except ValidationError as error:
-        raise UserError("\n".join(_describe(problem) for problem in error.errors())) from error
+        task = call_with_options("task.options", task_class, config.options, f"task {config.name!r}")
     except UserError:
         raise
     # A task of the user's may raise anything.
@@ -49,23 +43,3 @@ def _find_class(name: str) -> type:
     if not inspect.isclass(found):
         raise UserError(f"task.name={name!r} is not a class: name the class of a task as module:Class")
     return found
-
-
-def _check_option_names(config: TaskConfig, task_class: type) -> None:
-    parameters = inspect.signature(task_class).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for key, value in config.options.items():
-        if key not in parameters:
-            if why := explain_name(f"task.options.{key}"):
-                raise UserError(why)
-            known = ", ".join(parameters) or "none"
-            raise UserError(f"task.options.{key}={value!r} is not an option of task {config.name!r}: it has {known}")
-    for key, parameter in parameters.items():
-        if parameter.default is parameter.empty and key not in config.options:
-            raise UserError(f"task.options.{key} is missing: task {config.name!r} needs it")
-
-
-def _describe(problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    return f"task.options.{key}={problem['input']!r} is wrong: {problem['msg'].removeprefix('Value error, ')}"
