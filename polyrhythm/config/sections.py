@@ -79,11 +79,13 @@ class RewardConfig(Section):
     """What rollouts are worth, and the worker processes that find out."""
 
     functions: list[str] = []
-    """Reward functions as `module:function` or `file.py:function`, such as ["my_rewards.py:score"]; empty: the task's own."""
+    """Built-in rewards by name, your functions as `module:function` or `file.py:function`, such as ["math", "my_rewards.py:score"];
+    empty: the task's own."""
     weights: list[float] = []
     """The reward is the sum of what the functions return, each times its weight; empty: all 1."""
     options: dict[str, dict[str, Any]] = {}
-    """A function that is named here, such as {score = {bonus = 0.5}}, is a factory: called with these, it returns the function."""
+    """Options of built-in rewards, such as {length = {budget = 200}}. A function of yours that is named here is a factory: called
+    with these, it returns the function."""
     environment: list[str] = []
     """Environment variables that rewards may see, such as ["OPENAI_API_KEY"]; others with secrets are hidden from them."""
     num_workers: int = Field(default=1, ge=1)

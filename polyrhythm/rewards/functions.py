@@ -7,11 +7,9 @@ from typing import Any
 
 from polyrhythm.config import RewardConfig
 from polyrhythm.errors import UserError
+from polyrhythm.rewards.kinds import REWARDS, make_reward
 from polyrhythm.rewards.sandbox.frames import RewardFunction, WorkerSetup
 from polyrhythm.user_code import import_attribute
-
-BUILT_IN: dict[str, str] = {}
-"""Short names for functions of this package, as `module:function`."""
 
 
 def worker_setup(config: RewardConfig, own: str | None) -> WorkerSetup:
@@ -55,7 +53,9 @@ def short_names(specs: Sequence[str]) -> list[str]:
 
 
 def make_function(reward: RewardFunction, held: Mapping[str, Callable[..., Any]] | None = None) -> Callable[..., Any]:
-    """The function itself: imported, or one of those `held` by this process; made by its factory if it has options."""
+    """The function itself: built in, imported, or one of those `held` by this process; made by its factory if it has options."""
+    if reward.spec in REWARDS:
+        return make_reward(reward.spec, reward.options or {})
     function = _find(reward.spec, held or {})
     if reward.options is None:
         return function
@@ -75,12 +75,14 @@ def make_function(reward: RewardFunction, held: Mapping[str, Callable[..., Any]]
 
 
 def _find(spec: str, held: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    module_name, colon, function_name = BUILT_IN.get(spec, spec).rpartition(":")
+    module_name, colon, function_name = spec.rpartition(":")
     if spec in held:
         return held[spec]
     if not (module_name and colon and function_name):
-        known = f"one of {', '.join(BUILT_IN)}, or " if BUILT_IN else ""
-        raise UserError(f"reward {spec!r} is not {known}of the form module:function or file.py:function")
+        raise UserError(
+            f"reward {spec!r} is not of the form module:function or file.py:function, and not built in: "
+            f"those are {', '.join(REWARDS)}"
+        )
     try:
         function = import_attribute(module_name, function_name)
     except AttributeError as error:

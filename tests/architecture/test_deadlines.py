@@ -62,6 +62,8 @@ WITHOUT_DEADLINE = {
     ("engine/embedded/engine.py", "self._inbox.get()"): "the queue is not empty",
     ("rewards/sandbox/process.py", "asyncio.create_subprocess_exec("): "the system starts a process or fails",
     ("rewards/sandbox/hosting.py", "os.waitpid(pid, 0)"): "the process was killed",
+    ("rewards/kinds/code.py", "asyncio.gather(*runs)"): "the pool kills a worker that misses its deadline",
+    ("rewards/kinds/code.py", "result"): "the pool kills a worker that misses its deadline",
     (
         "rewards/sandbox/pool.py",
         "self._idle.get()",
