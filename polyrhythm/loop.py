@@ -55,7 +55,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     with recorder.doing(Activity.START):
         replica = join_ranks(rank, config.training.num_ranks, run.meeting_file)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
-        if cores_follow_demand(config):
+        if cores_follow_demand(config) and trainer.device.type == "cpu":
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
         if run.first_step > 0:

@@ -77,6 +77,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _dry_run(config: "Config") -> int:
     from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.devices.plan import describe_plan, plan_devices
     from polyrhythm.weights.pretrained import find_model
 
     threads, model_dir = plan_threads(config, num_cores()), find_model(config.model)
@@ -85,6 +86,8 @@ def _dry_run(config: "Config") -> int:
     print(f"\nwould start: conductor (1 thread), {config.cluster.num_engines} x engine ({threads.engine} threads each), "
           f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
           f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
+    devices = plan_devices(config)
+    print(f"device: {devices.kind}", *describe_plan(devices, config, model_dir), sep="\n")
     if model_dir is None:
         print(f"would fetch: {config.model}; whether every prompt fits its context is known then")
     return 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from polyrhythm.cluster.launcher import Launcher, ProcessSpec, RunProcess, command_of, failed_by_mistake
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.devices.plan import ON_CPU, DevicePlan
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.status import EngineState, EngineView, RunStatus
 
@@ -17,8 +18,9 @@ class EngineProcesses:
     """
 
     def __init__(
-        self, folder: RunFolder, launcher: Launcher, num_threads: int, max_restarts: int, note: Callable[[str], None]
-    ):
+        self, folder: RunFolder, launcher: Launcher, num_threads: int, max_restarts: int, note: Callable[[str], None],
+        devices: DevicePlan = ON_CPU,
+    ):  # fmt: skip
         self.processes: dict[str, RunProcess] = {}
         self._folder = folder
         self._launcher = launcher
@@ -29,6 +31,8 @@ class EngineProcesses:
         self._unproven: set[str] = set()
         self._given_up: dict[str, RunProcess] = {}
         self._note = note
+        self._devices = devices
+        self._places: dict[str, int | None] = {}
 
     @property
     def names(self) -> list[str]:
@@ -45,7 +49,17 @@ class EngineProcesses:
         self._folder.forget_announcement(name)
         self._given_up.pop(name, None)
         command = command_of(self._folder, "engine", "--name", name)
-        self.processes[name] = self._launcher.start(ProcessSpec(name, "engine", command, self._num_threads))
+        environment = self._devices.engine_environment(self._place(name))
+        self.processes[name] = self._launcher.start(
+            ProcessSpec(name, "engine", command, self._num_threads, environment)
+        )
+
+    def _place(self, name: str) -> int | None:
+        """Its device: the one it had before, or the one with the fewest engines."""
+        if name not in self._places:
+            taken = [place for other, place in self._places.items() if other in self.processes]
+            self._places[name] = self._devices.place_for_engine(taken)
+        return self._places[name]
 
     def stop(self, name: str) -> None:
         """Let an engine finish what it has, and no more."""

@@ -8,7 +8,8 @@ engine.end(deadline_s=5.0)
 
 import importlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,12 +23,14 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """What to start: its name in the run, what it is, its command line, and how many threads it computes with."""
+    """What to start: its name in the run, what it is, its command line, its threads, and what it is told besides."""
 
     name: str
     role: Literal["conductor", "engine", "trainer"]
     command: list[str]
     num_threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Which device it is given."""
 
 
 class RunProcess(Protocol):

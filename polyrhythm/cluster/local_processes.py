@@ -36,7 +36,7 @@ class LocalLauncher:
         with open(log, "ab") as file:
             process = subprocess.Popen(
                 spec.command, stdin=subprocess.PIPE, stdout=file, stderr=file,
-                env=process_environment(spec.num_threads) | {PARENT_WATCHED: "stdin"},
+                env={**process_environment(spec.num_threads), **spec.environment, PARENT_WATCHED: "stdin"},
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then ends the others in order
             )  # fmt: skip
         return LocalProcess(spec.name, process, log)

@@ -1,4 +1,4 @@
-"""What can be checked before any process starts: the task, what its rewards need, and that every prompt fits."""
+"""What can be checked before any process starts: devices, the task, what its rewards need, and that every prompt fits."""
 
 import sys
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
+from polyrhythm.devices.plan import describe_plan, plan_devices
 from polyrhythm.kernels.switch import kernels_off
 from polyrhythm.observe.loggers import find_loggers
 from polyrhythm.rewards.checks import check_columns, import_in_worker
@@ -27,6 +28,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
     check_training(config)
+    describe_plan(plan_devices(config), config, model_dir)
     task = make_task(config.task, config.prompt)
     signatures = import_in_worker(worker_setup(config.reward, task.reward))
 

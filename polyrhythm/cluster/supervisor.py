@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -22,6 +22,7 @@ from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
+from polyrhythm.devices.plan import ON_CPU, DevicePlan
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.loggers import CLOSE_DEADLINE_S
 from polyrhythm.observe.status import RunStatus
@@ -41,27 +42,32 @@ class Supervisor:
     """
 
     def __init__(
-        self, folder: RunFolder, config: Config, threads: CorePlan, launcher: Launcher, has_trainer: bool = True
-    ):
+        self, folder: RunFolder, config: Config, threads: CorePlan, launcher: Launcher, devices: DevicePlan = ON_CPU,
+        has_trainer: bool = True,
+    ):  # fmt: skip
         self.folder = folder
         self.config = config
         self.threads = threads
         self.launcher = launcher
+        self.devices = devices
         self._rank_names = config.training.rank_names if has_trainer else []
         self.view: View = NoView()
         self.conductor: RunProcess | None = None
         self.ranks: list[RunProcess] = []
         self._insisted = False
         self.stopped = StoppedProcesses(folder.path)
-        self.engines = EngineProcesses(folder, launcher, threads.engine, config.cluster.max_restarts, self.note)
+        self.engines = EngineProcesses(
+            folder, launcher, threads.engine, config.cluster.max_restarts, self.note, devices
+        )
         self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
 
     def __enter__(self) -> "Supervisor":
         try:
-            self.conductor = self._start("conductor", "conductor", 1, "conductor")
+            self.conductor = self._start("conductor", "conductor", 1, self.devices.conductor_environment(), "conductor")
             self.engines.start_first([f"engine-{index}" for index in range(self.config.cluster.num_engines)])
             for rank, name in enumerate(self._rank_names):
-                self.ranks.append(self._start(name, "trainer", self.threads.trainer, "trainer", "--rank", str(rank)))
+                device, num_threads = self.devices.rank_environment(rank), self.threads.trainer
+                self.ranks.append(self._start(name, "trainer", num_threads, device, "trainer", "--rank", str(rank)))
             self._wait_for_conductor()
         except BaseException:
             self.close()
@@ -153,8 +159,15 @@ class Supervisor:
         num_bytes = 6 * sum(file.stat().st_size for file in self.folder.model_dir.glob("*.safetensors"))
         return writing_deadline_s(num_bytes)
 
-    def _start(self, name: str, role: Literal["conductor", "trainer"], num_threads: int, *arguments: str) -> RunProcess:
-        return self.launcher.start(ProcessSpec(name, role, command_of(self.folder, *arguments), num_threads))
+    def _start(
+        self,
+        name: str,
+        role: Literal["conductor", "trainer"],
+        num_threads: int,
+        device: Mapping[str, str],
+        *arguments: str,
+    ) -> RunProcess:
+        return self.launcher.start(ProcessSpec(name, role, command_of(self.folder, *arguments), num_threads, device))
 
     def _wait_for_conductor(self) -> None:
         assert self.conductor is not None

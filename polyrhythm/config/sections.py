@@ -314,6 +314,8 @@ class Config(BaseSettings, metaclass=_Explained):
     """Steps to train."""
     output_dir: str = "runs"
     """Run folders are made in here, named by time."""
+    device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
+    """Where models live: auto takes the accelerators of this machine, else the CPU. See docs/accelerators.md."""
     schedule: Literal["periodic", "sync"] = "periodic"
     """periodic: train on groups as they finish. sync: wait for all of them first, the reference it must equal."""
     order: Literal["completion", "problem"] = "completion"

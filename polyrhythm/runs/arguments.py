@@ -36,6 +36,7 @@ class ConfigKeys(TypedDict, total=False):
     seed: int
     num_steps: int
     output_dir: str
+    device: Literal["auto", "cpu", "cuda", "npu"]
     schedule: Literal["periodic", "sync"]
     order: Literal["completion", "problem"]
     task: TaskConfig | Keys

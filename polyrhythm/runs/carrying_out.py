@@ -10,6 +10,7 @@ from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.cluster.supervisor import Supervisor
 from polyrhythm.config import Config
+from polyrhythm.devices.plan import describe_plan, plan_devices
 from polyrhythm.observe.terminal.view import make_view
 from polyrhythm.weights.snapshot import newest_whole_version
 
@@ -21,13 +22,15 @@ def carry_out(folder: RunFolder, config: Config, how_to_resume: str) -> None:
     """
     if config.observe.view != "none":
         print(f"run folder: {folder.path}", flush=True)
-    threads = plan_threads(config, num_cores())
+    threads, devices = plan_threads(config, num_cores()), plan_devices(config)
+    if config.observe.view != "none":
+        print(*describe_plan(devices, config, folder.model_dir), sep="\n", flush=True)
     with folder, signals_handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C
         view = make_view(config.observe.view, folder.path, folder.first_step)
         outcome = "failed"
         view.starting(config.cluster.num_engines, config.training.num_ranks)
         try:
-            with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder)) as run:
+            with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder), devices) as run:
                 run.watch(view)
             outcome = "finished"
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from polyrhythm.cluster.launcher import make_launcher
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.supervisor import POLL_S, Supervisor
 from polyrhythm.config import Config, merged_config
+from polyrhythm.devices.plan import plan_devices
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loader.client import ConductorClient
@@ -96,7 +97,9 @@ def rollouts(
         folder = stack.enter_context(new_run(_without_trainer(request.config), request.rows))
         config = folder.config()
         launcher, threads = make_launcher(config.cluster.kind, folder), plan_threads(config, num_cores())
-        run = stack.enter_context(Supervisor(folder, config, threads, launcher, has_trainer=False))
+        run = stack.enter_context(
+            Supervisor(folder, config, threads, launcher, plan_devices(config), has_trainer=False)
+        )
         if config.observe.view != "auto":  # a loop of one's own says itself how it goes, unless it was asked for
             run.view = make_view(config.observe.view, folder.path)
         watch = stack.enter_context(_Watch(run))

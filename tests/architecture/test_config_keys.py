@@ -25,6 +25,7 @@ model
 seed
 num_steps
 output_dir
+device
 schedule
 order
 task.name

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from polyrhythm.config import EngineConfig
+from polyrhythm.devices import free_memory
+from polyrhythm.devices.memory import default_kv_tokens
 from polyrhythm.engine.embedded.batch import DecodeBatch, draws_of
 from polyrhythm.engine.embedded.model_runner import load_runner
 from polyrhythm.engine.embedded.probing import NUMBER_FORMAT, probe_logprobs
@@ -35,8 +36,6 @@ from polyrhythm.weights.store import WeightStore
 MAX_THREADS = 1024
 _CLOSE_DEADLINE_S = 30.0
 _IDLE_WAIT_S = 1.0
-# The cache is virtual memory until it is used; this share of the free memory is never exceeded by default.
-_KV_MEMORY_SHARE = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -350,5 +349,6 @@ def _eos_ids(model: Any) -> frozenset[int]:
 
 
 def _default_kv_tokens(runner: Any, max_batch: int) -> int:
-    affordable = int(psutil.virtual_memory().available * _KV_MEMORY_SHARE) // runner.kv_bytes_per_token
-    return max(min(max_batch * runner.context_length, affordable), 1)
+    """By the memory of the device: on a CPU the cache is virtual until it is used, on an accelerator all of it is taken."""
+    available = free_memory(runner.device)
+    return default_kv_tokens(available, runner.kv_bytes_per_token, max_batch, runner.context_length)

@@ -88,13 +88,11 @@ class WholeReplica:
 def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DEADLINE) -> WholeReplica:
     """Wait for the other ranks of this machine. They find each other through a file that only their user can read.
 
-    Accelerators are given out by rank; that has not been run on any.
+    Each sees its own device alone (devices/plan.py); that has not been run on any accelerator.
     """
     if num == 1:
         return WholeReplica()
     device = choose_device()
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(rank % torch.accelerator.device_count())
     for library in ("GLOO", "NCCL", "HCCL"):  # each would listen on the first address of the machine
         os.environ[f"{library}_SOCKET_IFNAME"] = _loopback_interface()
     try:

@@ -1,0 +1,67 @@
+"""The memory plan against what a model really takes."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from polyrhythm.config import load_config
+from polyrhythm.devices.memory import (
+    ModelShape,
+    activation_memory,
+    default_kv_tokens,
+    engine_memory,
+    in_words,
+    trainer_memory,
+)
+from polyrhythm.engine.embedded.model_runner import load_runner
+from polyrhythm.training.packing.layout import pack
+from polyrhythm.training.packing.scoring import prepare_model, score
+from polyrhythm.training.policy.accumulate import accumulate_in_place
+from tests.tiny_model import save_tiny_model
+
+
+def test_weights_and_cache_are_those_of_the_loaded_model(tmp_path):
+    shape = ModelShape.of_folder(save_tiny_model(tmp_path))
+    runner = load_runner(tmp_path)
+    assert shape.num_parameters == sum(p.numel() for p in runner.model.parameters())
+    config = load_config([], {"engine": {"kv_tokens": 1000}})
+    assert engine_memory(config, shape, 10**9)["cache"] == 1000 * runner.kv_bytes_per_token
+    trainer = trainer_memory(load_config([], {"algorithm": {"kl_coef": 0.1}}), shape)
+    assert trainer["weights"] == trainer["reference"] == 4 * shape.num_parameters
+    assert trainer["moments"] == 2 * trainer["gradients"] == 8 * shape.num_parameters
+
+
+def test_activations_are_what_autograd_keeps(tmp_path, monkeypatch):
+    """Within a third: the estimate has keys and values twice, as accelerators do."""
+    monkeypatch.setenv("POLYRHYTHM_KERNELS", "off")
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+    )  # fmt: skip
+    model = LlamaForCausalLM(shape)
+    model.save_pretrained(tmp_path)
+    prepare_model(model, "auto")
+    accumulate_in_place(model)
+    (layout,) = pack([(list(range(40)), [[1] * 61] * 4)], share_prompt=True, max_tokens=1000)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if (address := tensor.untyped_storage().data_ptr()) not in weights:
+            kept[address] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score(model, layout)
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    config = load_config([], {"training": {"tokens_per_micro_batch": layout.num_tokens}})
+    assert 0.75 < measured / activation_memory(config, ModelShape.of_folder(tmp_path)) < 1.33
+
+
+def test_the_cache_takes_a_share_of_the_memory_at_most():
+    assert default_kv_tokens(10**12, bytes_per_token=100, max_batch=4, context_length=50) == 200
+    assert default_kv_tokens(4000, bytes_per_token=100, max_batch=4, context_length=50) == 10
+
+
+def test_parts_are_told_in_gigabytes():
+    assert in_words({"weights": 2 * 10**9, "cache": 3 * 10**8}) == "2.3 GB (weights 2.0, cache 0.3)"
