@@ -1,10 +1,14 @@
 """Code of the user's, by name."""
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
+import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,25 +18,50 @@ from polyrhythm.errors import UserError
 
 
 def import_attribute(module_name: str, attribute: str) -> Any:
-    """What a module calls so; modules in the working directory are found too. Raises whatever importing it raises."""
+    """What a module, or a file if the name ends with .py, calls so; modules in the working directory are found too.
+
+    Raises whatever importing it raises.
+    """
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if module_name.endswith(".py"):
+        return getattr(_import_file(Path(module_name)), attribute)
     return getattr(importlib.import_module(module_name), attribute)
+
+
+def _import_file(path: Path) -> ModuleType:
+    """The module of a file, under a name that no other has: a reward may well be in a file called math.py."""
+    path = path.resolve()
+    name = f"{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise ModuleNotFoundError(f"there is no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what it imports from beside it
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def find_kind(key: str, name: str, known: Mapping[str, str], what: str) -> Any:
     """One of the `known` kinds (`module:attribute` by name), or one of the user's; a mistake is a UserError about `key`."""
-    module_name, colon, attribute = known.get(name, name).partition(":")
+    module_name, colon, attribute = known.get(name, name).rpartition(":")
     if not (module_name and colon and attribute):
-        choices = f"{', '.join(known)} or " if known else ""
-        raise UserError(f"{key}={name!r} is not a {what}: use {choices}module:name")
+        choices = f"{', '.join(known)}, " if known else ""
+        raise UserError(f"{key}={name!r} is not a {what}: use {choices}module:name or file.py:name")
     try:
         return import_attribute(module_name, attribute)
     # A module of the user's can fail in any way while it is imported.
     except Exception as error:
         raise UserError(
             f"{key}={name!r} cannot be imported: {type(error).__name__}: {error}; "
-            "is it in the working directory or in PYTHONPATH?"
+            "is it in the working directory, beside the configuration file or in PYTHONPATH?"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The configuration: TOML files below dotted flags, everything checked before anything starts.
 
-`sections` has the keys, `loading` reads and merges them, `mistakes` says what is wrong with them, `other_names` what
+`sections` has the keys, `loading` reads and merges them, `code_places` finds files of code that they name, `mistakes` says what is wrong with them, `other_names` what
 old and foreign names are called here, `reference` what each key means.
 """
 

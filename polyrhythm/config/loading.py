@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_settings import CliSettingsSource
 from pydantic_settings.exceptions import SettingsError
 
+from polyrhythm.config.code_places import with_places
 from polyrhythm.config.mistakes import dotted_keys
 from polyrhythm.config.other_names import explain_name
 from polyrhythm.config.sections import Config
@@ -40,14 +41,14 @@ def load_config(files: list[Path], flags: dict[str, Any] | None = None) -> Confi
 
     A file is TOML, or the config.json of an earlier run, which it then repeats.
     """
-    return merged_config(*map(_read_file, files), flags or {})
+    return merged_config(*(with_places(_read_file(file), file.parent) for file in files), flags or {})
 
 
 def merged_config(*layers: dict[str, Any]) -> Config:
     """Defaults, then nested keys, later ones above earlier ones; a mistake is a UserError with one line per mistake."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged = _merge(merged, layer)
+        merged = _merge(merged, with_places(layer, Path.cwd()))
     return Config(**merged)
 
 

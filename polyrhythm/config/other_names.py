@@ -148,6 +148,7 @@ CALLED_HERE = {
     "custom_reward_function.name": "reward.functions",
     "remote_rm_url": "reward.functions (a function of yours may ask a server)",
     "reward_weights": "reward.weights",
+    "reward_kwargs": "reward.options (a function that has some is a factory)",
     # Loggers.
     "report_to": "observe.loggers",
     "trainer.logger": "observe.loggers",

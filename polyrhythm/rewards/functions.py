@@ -89,7 +89,8 @@ def _find(spec: str, held: Mapping[str, Callable[..., Any]]) -> Callable[..., An
         raise UserError(f"reward {spec!r}: {error}") from error
     except ModuleNotFoundError as error:
         raise UserError(
-            f"reward {spec!r} cannot be imported: {error}: is it in the working directory, or in PYTHONPATH?"
+            f"reward {spec!r} cannot be imported: {error}: is it in the working directory, beside the configuration file "
+            "or in PYTHONPATH?"
         ) from error
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise UserError(f"reward {spec!r} cannot be imported: {type(error).__name__}: {error}") from error
