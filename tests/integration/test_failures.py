@@ -66,7 +66,7 @@ def test_when_the_supervisor_is_killed_the_parts_leave_by_themselves(cli):
 
 @pytest.mark.parametrize("reward", ["raises_at_times", "hangs_at_times"])
 def test_a_reward_that_fails_at_times_is_counted_and_the_run_goes_on(cli, reward):
-    outcome = cli.train(reward__functions=f'["my_rewards:{reward}"]', reward__deadline_s=2, num_steps=2)
+    outcome = cli.train(reward__functions=f'["my_rewards:{reward}"]', reward__deadline_s=1, num_steps=2)
     assert outcome.returncode == 0, outcome.output
     excluded = sum(row["reward/excluded"] for row in outcome.metrics())
     assert 0 < excluded < 2 * 6 * 4
