@@ -53,8 +53,8 @@ def find_kind(key: str, name: str, known: Mapping[str, str], what: str) -> Any:
     """One of the `known` kinds (`module:attribute` by name), or one of the user's; a mistake is a UserError about `key`."""
     module_name, colon, attribute = known.get(name, name).rpartition(":")
     if not (module_name and colon and attribute):
-        choices = f"{', '.join(known)}, " if known else ""
-        raise UserError(f"{key}={name!r} is not a {what}: use {choices}module:name or file.py:name")
+        choices = f"{', '.join(known)} or " if known else ""
+        raise UserError(f"{key}={name!r} is not a {what}: use {choices}module:name, also as file.py:name")
     try:
         return import_attribute(module_name, attribute)
     # A module of the user's can fail in any way while it is imported.
