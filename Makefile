@@ -31,10 +31,14 @@ lint: setup-dev  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-docs: setup-dev  ## rewrite what is generated: the README's tree, docs/metrics.md
+docs: setup-dev  ## rewrite what is generated, and make the site in site/
 	$(BIN)/python -m docs.write_tree
 	$(BIN)/python -m docs.write_models
+	$(BIN)/python -m docs.write_configuration
+	$(BIN)/python -m docs.write_names
+	$(BIN)/python -m docs.draw_timeline
 	$(BIN)/python -m polyrhythm.observe.metrics > docs/metrics.md
+	$(BIN)/python -m docs.site.build
 
 bench: setup-dev  ## short forms of the benchmarks, written to benchmarks/results and RESULTS.md
 	$(BIN)/polyrhythm fetch smollm2-135m

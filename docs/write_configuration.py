@@ -1,0 +1,105 @@
+"""Write docs/configuration.md from the schema: every key with its type, bounds, default and meaning."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from polyrhythm.config import Config
+from polyrhythm.tasks.registry import TASKS
+from polyrhythm.user_code import find_kind
+
+TARGET = Path(__file__).parent / "configuration.md"
+HEAD = """# All keys
+
+Written by `make docs` from the schema, `polyrhythm/config/sections.py`; `polyrhythm train --help` prints the same. How files and flags go together is in
+[configuring.md](configuring.md); what the keys of other frameworks are called here is in [from_trl.md](from_trl.md) and [from_verl.md](from_verl.md).
+
+In a file a key stands below its section, as a flag it has both names: `[rollout]` and then `group_size = 16`, or `--rollout.group_size 16`.
+
+## A run
+
+The keys above all sections.
+
+"""
+TASK_OPTIONS = """## Options of the built-in tasks
+
+What `task.options` may hold, for each `task.name`.
+
+"""
+KEY_TABLE = "| key | type | default | meaning |\n|---|---|---|---|\n"
+OPTION_TABLE = "| option | type | default |\n|---|---|---|\n"
+WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "object": "table"}
+PAGE = re.compile(r"docs/(\w+\.md)")
+BOUNDS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+}
+
+
+def page() -> str:
+    schema = Config.model_json_schema()
+    sections = {name: _section(schema, key) for name, key in schema["properties"].items()}
+    keys = {name: key for name, key in schema["properties"].items() if sections[name] is None}
+    blocks = [HEAD + _key_table(keys, "")]
+    for name, section in sections.items():
+        if section is not None:
+            blocks.append(f"## [{name}]\n\n{section['description']}\n\n{_key_table(section['properties'], f'{name}.')}")
+    tasks = [_task(name) for name in TASKS]
+    return "\n".join([*blocks, TASK_OPTIONS + "\n".join(tasks)])
+
+
+def _section(schema: dict[str, Any], key: dict[str, Any]) -> dict[str, Any] | None:
+    return schema["$defs"][key["$ref"].rpartition("/")[2]] if "$ref" in key else None
+
+
+def _key_table(keys: dict[str, Any], before: str) -> str:
+    rows = (
+        f"| `{before}{name}` | {_type(key)} | `{_default(key)}` | {_one_line(key['description'])} |\n"
+        for name, key in keys.items()
+    )
+    return KEY_TABLE + "".join(rows)
+
+
+def _task(name: str) -> str:
+    kind = find_kind("task.name", name, TASKS, "task")
+    schema = TypeAdapter(kind).json_schema()
+    required = schema.get("required", ())
+    rows = (
+        f"| `{option}` | {_type(key)} | {'required' if option in required else f'`{_default(key)}`'} |\n"
+        for option, key in schema["properties"].items()
+    )
+    return f"### {name}\n\n{_one_line(kind.__doc__)}\n\n{OPTION_TABLE}{''.join(rows)}"
+
+
+def _type(key: dict[str, Any]) -> str:
+    """Such as `integer, at least 1`, or the values that are possible."""
+    if "anyOf" in key:
+        return " or ".join(_type(choice) for choice in key["anyOf"] if choice.get("type") != "null")
+    if choices := key.get("enum", [key["const"]] if "const" in key else []):
+        return " \\| ".join(f"`{json.dumps(choice)}`" for choice in choices)
+    if key["type"] == "array":
+        return f"list of {_type(key['items'])}" if key.get("items") else "list"
+    bounds = [text.format(f"{key[name]:g}") for name, text in BOUNDS.items() if name in key]
+    return ", ".join([WORDS[key["type"]], *bounds])
+
+
+def _default(key: dict[str, Any]) -> str:
+    """As it is written in a TOML file."""
+    default = key.get("default", [] if key.get("type") == "array" else {})
+    if default is None:
+        return "none"
+    return f"{default:g}" if isinstance(default, float) else json.dumps(default)
+
+
+def _one_line(text: str) -> str:
+    """For a cell of a table, with links to the pages that it names."""
+    return PAGE.sub(r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page())
