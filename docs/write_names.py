@@ -15,8 +15,8 @@ TRL = {
         repetition_penalty per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation num_iterations""",
     "The objective": """beta epsilon epsilon_high delta loss_type scale_rewards importance_sampling_level
         mask_truncated_completions sync_ref_model""",
-    "The optimizer": """learning_rate lr_scheduler_type warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2
-        max_grad_norm gradient_checkpointing bf16 use_peft peft_config deepspeed""",
+    "The optimizer": """learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2
+        max_grad_norm optim gradient_checkpointing bf16 use_peft peft_config deepspeed""",
     "Engines": """use_vllm vllm_mode vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_max_model_length
         vllm_importance_sampling_correction""",
     "What is shown": "report_to run_name logging_steps log_completions eval_strategy eval_steps eval_dataset",
