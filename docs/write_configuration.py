@@ -98,7 +98,11 @@ def _default(key: dict[str, Any]) -> str:
 
 def _one_line(text: str) -> str:
     """For a cell of a table, with links to the pages that it names."""
-    return PAGE.sub(r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
+    return PAGE.sub(_linked, " ".join(text.split()).replace("|", "\\|"))
+
+
+def _linked(page: re.Match[str]) -> str:
+    return f"[{page[1]}]({page[1]})" if (TARGET.parent / page[1]).exists() else page[0]
 
 
 if __name__ == "__main__":
