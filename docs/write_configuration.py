@@ -1,11 +1,14 @@
 """Write docs/configuration.md from the schema: every key with its type, bounds, default and meaning."""
 
+import inspect
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, create_model
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from polyrhythm.config import Config
 from polyrhythm.tasks.registry import TASKS
@@ -67,13 +70,26 @@ def _key_table(keys: dict[str, Any], before: str) -> str:
 
 def _task(name: str) -> str:
     kind = find_kind("task.name", name, TASKS, "task")
-    schema = TypeAdapter(kind).json_schema()
+    return f"### {name}\n\n{_one_line(kind.__doc__)}\n\n{_option_table(kind)}"
+
+
+def _option_table(kind: Callable[..., Any]) -> str:
+    schema = _schema_of_arguments(kind)
     required = schema.get("required", ())
     rows = (
         f"| `{option}` | {_type(key)} | {'required' if option in required else f'`{_default(key)}`'} |\n"
-        for option, key in schema["properties"].items()
+        for option in inspect.signature(kind).parameters
+        if (key := schema["properties"].get(option))
     )
-    return f"### {name}\n\n{_one_line(kind.__doc__)}\n\n{OPTION_TABLE}{''.join(rows)}"
+    return OPTION_TABLE + "".join(rows)
+
+
+def _schema_of_arguments(kind: Callable[..., Any]) -> dict[str, Any]:
+    if is_pydantic_dataclass(kind):  # type: ignore[arg-type]
+        return TypeAdapter(kind).json_schema()
+    named = [p for p in inspect.signature(kind).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fields = {p.name: (p.annotation, ... if p.default is p.empty else p.default) for p in named}
+    return create_model("Arguments", **fields).model_json_schema()  # type: ignore[call-overload]
 
 
 def _type(key: dict[str, Any]) -> str:
@@ -82,6 +98,8 @@ def _type(key: dict[str, Any]) -> str:
         return " or ".join(_type(choice) for choice in key["anyOf"] if choice.get("type") != "null")
     if choices := key.get("enum", [key["const"]] if "const" in key else []):
         return " \\| ".join(f"`{json.dumps(choice)}`" for choice in choices)
+    if "type" not in key:
+        return "any"
     if key["type"] == "array":
         return f"list of {_type(key['items'])}" if key.get("items") else "list"
     bounds = [text.format(f"{key[name]:g}") for name, text in BOUNDS.items() if name in key]

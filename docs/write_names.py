@@ -11,7 +11,7 @@ BEGIN, END = "<!-- names: written by `make docs` -->\n", "<!-- end of names -->"
 TRL = {
     "What is trained": "model_name_or_path train_dataset dataset_name reward_funcs reward_weights seed shuffle_dataset",
     "How long": "max_steps num_train_epochs output_dir save_steps save_total_limit resume_from_checkpoint",
-    "What is generated": """num_generations max_completion_length max_prompt_length temperature top_p top_k min_p
+    "What is generated": """num_generations max_completion_length max_prompt_length chat_template_kwargs temperature top_p top_k min_p
         repetition_penalty per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation num_iterations""",
     "The objective": """beta epsilon epsilon_high delta loss_type scale_rewards importance_sampling_level
         mask_truncated_completions sync_ref_model""",
@@ -22,7 +22,7 @@ TRL = {
     "What is shown": "report_to run_name logging_steps log_completions eval_strategy eval_steps eval_dataset",
 }
 VERL = {
-    "data": """train_files val_files train_batch_size max_prompt_length max_response_length truncation""",
+    "data": """train_files val_files train_batch_size max_prompt_length max_response_length truncation filter_overlong_prompts prompt_key shuffle""",
     "actor_rollout_ref.model": "path enable_gradient_checkpointing use_remove_padding lora_rank",
     "actor_rollout_ref.actor": """optim.lr optim.lr_warmup_steps optim.lr_warmup_steps_ratio optim.weight_decay ppo_mini_batch_size
         ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu use_dynamic_bsz ppo_epochs clip_ratio clip_ratio_low clip_ratio_high clip_ratio_c loss_agg_mode
