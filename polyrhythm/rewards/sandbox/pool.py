@@ -101,7 +101,7 @@ class RewardPool:
                 self._waiting.remove(asked)
             raise
         try:
-            if not asked.is_taken:
+            while not asked.is_taken:  # others may have waited longer: they first, and this one by whoever has a seat
                 await self._answer(seat, self._take_waiting())
         finally:
             self._idle.put_nowait(seat)

@@ -130,6 +130,14 @@ async def test_who_stops_waiting_for_a_score_leaves_the_others_theirs():
         assert (await asked[2]).rewards == [1.0]
 
 
+async def test_who_asks_again_at_once_does_not_take_the_turn_of_one_who_waits():
+    async def ask_often(rewards: RewardPool) -> int:
+        return sum([len((await rewards.score(group_of("4", answer="4"))).rewards) for _ in range(5)])
+
+    async with RewardPool(setup_of("exact"), num_workers=1, deadline_s=20) as rewards, asyncio.timeout(15):
+        assert await asyncio.gather(*(ask_often(rewards) for _ in range(3))) == [5, 5, 5]
+
+
 async def test_a_worker_does_not_see_secrets(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert (await score("environment", variable="HF_TOKEN")).rewards == [0]
