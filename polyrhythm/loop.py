@@ -17,7 +17,8 @@ from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
-from polyrhythm.training.policy.tri_model import load_policy, save_policy
+from polyrhythm.training.policy.saving import save_policy
+from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import exported
@@ -58,8 +59,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if cores_follow_demand(config) and trainer.device.type == "cpu":
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
-        if run.first_step > 0:
-            checkpoints.load(run.first_step)
+        checkpoints.begin(run.first_step, run.initial_optimizer)
         store = WeightStore(run.store_root, keep=config.weights.keep)
         settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
         loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, share=replica.share)
@@ -73,7 +73,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):
                 checkpoints.save_last(config.num_steps)
-                save_policy(trainer.policy, run.model_dir, run.trained_model)
+                save_policy(trainer.policy, run.model_dir, run.trained_model, config.training.save_dtype)
 
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:

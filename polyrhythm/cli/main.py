@@ -20,6 +20,7 @@ polyrhythm train --help              every key of a run
 
 COMMANDS = {
     "train": "train a model: start engines, conductor and trainer on this machine",
+    "export": "write a step of a run as a model folder",
     "fetch": "get a model into the cache and check that it can be trained",
     "models": "which model architectures run, and why some do not",
     "engine": "serve a model (--model), or help a run of another machine (--join)",

@@ -38,6 +38,8 @@ class RunFolder:
         self.requests = path / "requests"
         self.checkpoints = path / "checkpoints"
         self.trained_model = path / "model"
+        self.initial_model = path / "initial_model"
+        self.initial_optimizer = path / "initial_optimizer"
         self.meeting_file = self.processes / "ranks"
 
     @classmethod

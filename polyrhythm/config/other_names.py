@@ -17,6 +17,7 @@ LOSS_MODES = 'algorithm.aggregation ("token_mean" is DAPO, "sequence_mean" GRPO,
 DIVIDED = 'algorithm.advantage ("group_std" divides by the standard deviation of a group, "group_mean" does not)'
 UPDATES = "training.updates_per_step (into how many updates the groups of a step are divided)"
 KL_LOSS = 'algorithm.kl_coef above 0, with algorithm.kl_estimator "k2" or "k3"'
+GO_ON = "polyrhythm train --resume RUN goes on with a run, --from RUN begins a new one with its weights"
 FUNCTION_OF_UPDATES = (
     "the learning rate must be a function of the number of updates, so that a resumed run goes on with the same; "
     "use cosine, linear or another that does not watch a loss"
@@ -231,9 +232,9 @@ NOT_HERE = {
     "sync_ref_model": "the reference is the model that the run began with",
     "enable_vllm_is_correction": ON_POLICY,
     "nnodes": "engines of other machines join a run (docs/elastic.md); the trainer is on one",
-    "resume_from_checkpoint": "polyrhythm train --resume RUN goes on with a run",
-    "resume_mode": "polyrhythm train --resume RUN goes on with a run",
-    "load_checkpoint": "polyrhythm train --resume RUN goes on with a run",
+    "resume_from_checkpoint": GO_ON,
+    "resume_mode": GO_ON,
+    "load_checkpoint": GO_ON,
 }
 NOT_HERE_BY_BEGINNING = {
     "vllm_importance_sampling": ON_POLICY,

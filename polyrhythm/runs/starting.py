@@ -6,23 +6,33 @@ from polyrhythm.cluster.preflight import check_run
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config, merged_config
 from polyrhythm.errors import UserError
+from polyrhythm.runs.beginning import Beginning, bring_into
 from polyrhythm.runs.data import Rows, Saved, keep_rows
 from polyrhythm.weights.pretrained import resolve_model
 from polyrhythm.weights.snapshot import newest_whole_version
 
+OPEN_ENDED = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Schedules that do not ask how long a run is."""
 
-def new_run(config: Config, rows: Rows | Saved | None = None) -> RunFolder:
-    """The folder of a run with this configuration. `rows` are its problems, if a script gave them: they are kept in it."""
+
+def new_run(config: Config, rows: Rows | Saved | None = None, beginning: Beginning | None = None) -> RunFolder:
+    """The folder of a run with this configuration; it holds all that the run needs and that may go away elsewhere.
+
+    `rows` are its problems, if a script gave them. `beginning` is what an earlier run has learnt.
+    """
     say_that_it_is_checked(config)
-    model_dir = resolve_model(config.model)
+    model_dir = beginning.model_dir if beginning else resolve_model(config.model)
     if rows is None:
         check_run(config, model_dir)
-        return RunFolder.create(config, model_dir)
     folder = RunFolder.reserve(config.output_dir)
     try:
-        path = keep_rows(rows, folder.path)
-        config = merged_config(config.model_dump(), {"task": {"options": {"path": str(path)}}})
-        check_run(config, model_dir)
+        if rows is not None:
+            path = keep_rows(rows, folder.path)
+            config = merged_config(config.model_dump(), {"task": {"options": {"path": str(path)}}})
+            check_run(config, model_dir)
+        if beginning is not None:
+            config, model_dir = bring_into(folder, beginning, config), folder.initial_model
+            print(f"beginning with the weights of {beginning.kept}", flush=True)
     except BaseException:
         folder.remove()
         raise
@@ -39,9 +49,21 @@ def reopened_run(run_dir: Path, config: Config) -> RunFolder:
     if first_step > config.num_steps or (first_step == config.num_steps and run.trained_model.exists()):
         raise UserError(f"{run_dir} has finished its num_steps={config.num_steps}: give a larger num_steps to go on")
     check_run(config, run.model_dir)
+    _warn_of_another_plan(run.config(), config)
     run.reopen(config, first_step)
     print(f"going on with {run_dir} {_where(first_step, config.num_steps)}", flush=True)
     return run
+
+
+def _warn_of_another_plan(before: Config, config: Config) -> None:
+    """A schedule that ends with the run changes when the run gets longer."""
+    schedule = config.training.schedule
+    if before.num_steps != config.num_steps and schedule not in OPEN_ENDED:
+        print(
+            f"training.schedule={schedule!r} is planned over num_steps: with {config.num_steps} instead of "
+            f"{before.num_steps} the learning rate goes on along another curve",
+            flush=True,
+        )
 
 
 def say_that_it_is_checked(config: Config) -> None:

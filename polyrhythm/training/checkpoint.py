@@ -74,20 +74,38 @@ class Checkpoints:
         """When this returns the checkpoint is there."""
         self._writer.write(self._tensors(), version)
 
+    def begin(self, first_step: int, initial_optimizer: Path) -> None:
+        """Go on from the checkpoint of a step. A run that begins goes on with the optimizer of an earlier run, if it has one.
+
+        Its updates are counted from zero: the schedule of the learning rate is that of the new run.
+        """
+        if first_step > 0:
+            self.load(first_step)
+        elif version := newest_whole_version(initial_optimizer):
+            store = WeightStore(initial_optimizer)
+            store.load_part_into(state := self._space_for_state(store, version), version)
+            self._restore(state)
+
     def load(self, version: int) -> None:
-        optimizer = self.trainer.optimizer
+        num_updates = torch.tensor(0, dtype=torch.int64)
         try:
-            entries = read_manifest(self.store.root, version).tensors
-            state = {name: space_for(entry) for name, entry in entries.items() if name.startswith(OPTIMIZER)}
-            num_updates = torch.tensor(0, dtype=torch.int64)
+            state = self._space_for_state(self.store, version)
             self.store.load_into({**self._policy(), **state, NUM_UPDATES: num_updates}, version)
-            optimizer.restore({name.removeprefix(OPTIMIZER): tensor for name, tensor in state.items()})
+            self._restore(state)
         except SnapshotError as error:
             raise RunError(
                 f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
             ) from None
-        optimizer.num_updates = int(num_updates)
+        self.trainer.optimizer.num_updates = int(num_updates)
         self._remember(version)
+
+    def _space_for_state(self, store: WeightStore, version: int) -> dict[str, torch.Tensor]:
+        """Of an optimizer that has made no update yet nobody knows what it will remember: the checkpoint does."""
+        entries = read_manifest(store.root, version).tensors
+        return {name: space_for(entry) for name, entry in entries.items() if name.startswith(OPTIMIZER)}
+
+    def _restore(self, state: dict[str, torch.Tensor]) -> None:
+        self.trainer.optimizer.restore({name.removeprefix(OPTIMIZER): tensor for name, tensor in state.items()})
 
     def _remember(self, version: int) -> None:
         self._finished, self._num_updates = version, self.trainer.optimizer.num_updates

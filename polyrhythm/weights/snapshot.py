@@ -84,6 +84,11 @@ def newest_whole_version(root: Path) -> int:
     return next((version for version in reversed(versions_in(root)) if _is_whole(root, version)), 0)
 
 
+def whole_versions(root: Path) -> list[int]:
+    """All that are there by their sizes, the newest last."""
+    return [version for version in versions_in(root) if _is_whole(root, version)]
+
+
 def _is_whole(root: Path, version: int) -> bool:
     try:
         num_bytes = (snapshot_folder(root, version) / WEIGHTS_FILE).stat().st_size

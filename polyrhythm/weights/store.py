@@ -99,6 +99,15 @@ class WeightStore:
             _read_all(file.fileno(), manifest, targets)
         return manifest
 
+    def load_part_into(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
+        """As `load_into`, but only these tensors of those that the version has."""
+        manifest = read_manifest(self.root, version)
+        there = {name: entry for name, entry in manifest.tensors.items() if name in targets}
+        part = msgspec.structs.replace(manifest, tensors=there)
+        _check_fit(part, targets)
+        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
+            _read_all(file.fileno(), part, targets)
+
     def verify(self, exported: Iterable[Rows], version: int) -> None:
         """Raises unless what is exported is what was published as `version`, to the last bit."""
         manifest, tensors = read_manifest(self.root, version), _whole_tensors(exported)

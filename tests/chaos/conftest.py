@@ -6,7 +6,11 @@ from tests.integration.conftest import Cli, cli, fill_work_dir, tiny_model_dir, 
 
 __all__ = ["cli", "tiny_model_dir", "work_dir"]
 
-FLAGS = {"order": "problem", "num_steps": 6, "cluster__num_engines": 2, "training__checkpoint_every": 1}
+FLAGS = {
+    "order": "problem", "num_steps": 6, "cluster__num_engines": 2, "training__checkpoint_every": 1,
+    "training__schedule": "cosine", "training__warmup_steps": 2,
+}  # fmt: skip
+"""With a learning rate that no step shares with another: who goes on at a wrong one ends with other weights."""
 
 
 @pytest.fixture(scope="session")

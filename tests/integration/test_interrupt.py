@@ -9,7 +9,10 @@ from polyrhythm.chaos.plan import read_fault_log
 from polyrhythm.weights.snapshot import newest_whole_version
 from tests.integration.conftest import Cli, Outcome
 
-FLAGS = {"order": "problem", "num_steps": 4, "training__checkpoint_every": 100}
+FLAGS = {
+    "order": "problem", "num_steps": 4, "training__checkpoint_every": 100, "training__schedule": "linear",
+    "training__optimizer": "torch.optim:SGD", "training__optimizer_options": '{"momentum": 0.9}',
+}  # fmt: skip
 SLOW = '[[fault]]\nwhat = "slow"\nwhere = "engine-0"\nstep = {step}\nfor_s = 300\n'
 
 

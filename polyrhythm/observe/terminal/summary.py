@@ -1,5 +1,6 @@
 """The end of a run: its curve, and where things are."""
 
+import json
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -34,7 +35,20 @@ def summary(run_dir: Path, outcome: str, width: int = 80) -> RenderableType:
         parts.append(plot_text("reward", rewards, plot_width, height=5))
     parts.append(Text(f"run folder: {run_dir}", overflow="fold"))
     parts.extend(Text(f"  {name:<{_NAME_WIDTH}}{what}") for name, what in PLACES.items() if _is_there(run_dir / name))
+    if _is_there(run_dir / "model"):
+        parts.extend(Text(line, overflow="fold") for line in _number_format(run_dir))
     return Group(*parts)
+
+
+def _number_format(run_dir: Path) -> list[str]:
+    """A line if the trained model has fewer digits than training had."""
+    dtype = json.loads((run_dir / "model" / "config.json").read_text()).get("dtype", "float32")
+    config = json.loads((run_dir / "config.json").read_text())
+    if dtype == "float32" or config["training"]["save_dtype"] != "auto":
+        return []
+    return [
+        f'the model is saved in {dtype}, the number format of {config["model"]}; training.save_dtype = "float32" keeps all digits'
+    ]
 
 
 def _is_there(path: Path) -> bool:

@@ -5,13 +5,11 @@ costs memory or time.
 """
 
 import copy
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from polyrhythm.config import AlgorithmConfig, TrainingConfig
@@ -63,8 +61,8 @@ class TriModel:
                 old.copy_(new)
 
 
-def load_policy(model_dir: Path) -> PreTrainedModel:
-    """The model of a folder in fp32, on the accelerator if there is one."""
+def load_policy(model_dir: Path, device: torch.device | None = None) -> PreTrainedModel:
+    """The model of a folder in fp32; on the accelerator, if there is one and no other `device` is wanted."""
     both: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, output_loading_info=True)
     policy, loaded = both
     if missing := sorted(loaded["missing_keys"]):  # transformers would draw them at random
@@ -73,19 +71,9 @@ def load_policy(model_dir: Path) -> PreTrainedModel:
             f"{type(policy).__name__} has: save it again, or correct its config.json"
         )
     _allow_saving(policy, model_dir)
-    policy.to(choose_device())  # pyright: ignore
+    policy.to(device or choose_device())  # pyright: ignore
     policy.tie_weights()  # some devices give a shared parameter two copies
     return policy
-
-
-def save_policy(policy: PreTrainedModel, model_dir: Path, target: Path) -> None:
-    """Policy and tokenizer as a model folder, which appears by one rename; the tokenizer is that of `model_dir`."""
-    staging = target.with_name(f".{target.name}")
-    shutil.rmtree(staging, ignore_errors=True)
-    policy.save_pretrained(staging)
-    AutoTokenizer.from_pretrained(model_dir).save_pretrained(staging)
-    shutil.rmtree(target, ignore_errors=True)
-    os.rename(staging, target)
 
 
 def _allow_saving(policy: PreTrainedModel, model_dir: Path) -> None:

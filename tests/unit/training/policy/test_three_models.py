@@ -12,7 +12,8 @@ from polyrhythm.errors import UserError
 from polyrhythm.training.packing.layout import pack
 from polyrhythm.training.packing.scoring import prepare_model, score
 from polyrhythm.training.policy.accumulate import accumulate_in_place
-from polyrhythm.training.policy.tri_model import TriModel, load_policy, save_policy
+from polyrhythm.training.policy.saving import save_policy
+from polyrhythm.training.policy.tri_model import TriModel, load_policy
 from tests.conftest import build_tiny_model
 from tests.tiny_model import save_tiny_model
 
@@ -84,7 +85,7 @@ def test_a_model_whose_settings_for_generation_could_not_be_saved_is_saved_all_t
     model_dir, saved = tmp_path / "given", tmp_path / "saved"
     save_tiny_model(model_dir)
     (model_dir / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
-    save_policy(policy := load_policy(model_dir), model_dir, saved)
+    save_policy(policy := load_policy(model_dir), model_dir, saved, "auto")
     settings = json.loads((saved / "generation_config.json").read_text())
     assert (settings["temperature"], settings["do_sample"]) == (0.6, True)
     for ours, theirs in zip(load_policy(saved).parameters(), policy.parameters(), strict=True):
