@@ -26,7 +26,7 @@ usage: {USAGE}
   FILE          TOML, or the config.json of a run; later ones override earlier
   --dry-run     check everything, print what would run, start nothing
   --resume RUN  go on with the run in this folder from its last checkpoint
-  --from RUN    begin with the weights of that run, or with RUN@20 of its step 20
+  --from RUN    begin with the weights of that run, RUN@20: of its step 20
   --with-optimizer  and with the state of its optimizer
   --chaos PLAN  break things on purpose as a TOML file says; see docs/faults.md
 """
