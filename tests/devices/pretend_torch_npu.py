@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 MAX_SEGMENTS = 1024
+ALIGNED_AT_LOWER_RIGHT = True
 
 
 def npu_fusion_attention(
@@ -29,7 +30,7 @@ def npu_fusion_attention(
         scores = queries @ keys.transpose(1, 2) * scale
         num_queries, num_keys = scores.shape[1:]
         hidden = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-        hidden = hidden.triu(1 + num_keys - num_queries)
+        hidden = hidden.triu(1 + (num_keys - num_queries) * ALIGNED_AT_LOWER_RIGHT)
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
         outputs.append((weights @ values).transpose(0, 1))
     return torch.cat(outputs), *(torch.empty(0),) * 6

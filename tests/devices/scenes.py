@@ -7,6 +7,7 @@ from tests.devices import pretend_device  # isort: skip  # before anything else:
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -54,7 +55,8 @@ def main(results: Path) -> None:
                 said[name][str(num)] = both(lambda on, f=folder, a=algorithm: step_of(f, a, Path(root, on)))
         said["engine"] = both(lambda _: asyncio.run(completions_of(folders[2])))
         said["planted"] = planted(folders)
-        said["kernel"] = kernel_for(pretend_device.NAME, torch.float32).__name__
+        said["kernel"] = kernel_for(pretend_device.DEVICE, torch.float32, 16, 2).__name__
+        said["without its attention"] = without_its_attention(folders[2], Path(root, "loop"))
         said["rules"] = rules()
     results.write_text(json.dumps(said))
 
@@ -164,6 +166,19 @@ def planted(folders: dict[int, Path]) -> dict[str, Any]:
     said["a tensor left behind"] = complaint(lambda: trainer.forward_backward(micro_batch()))
     trainer_module.moved_together = moved_together
     return said
+
+
+def without_its_attention(folder: Path, root: Path) -> dict[str, Any]:
+    """A step on a device whose own operator aligns its mask at the wrong corner."""
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger(kernel_for.__module__).addHandler(handler)
+    os.environ[DEVICE_VARIABLE] = pretend_device.NAME
+    pretend_torch_npu.ALIGNED_AT_LOWER_RIGHT = False
+    kernel_for.cache_clear()
+    said = step_of(folder, {}, root)
+    return {**said, "kernel": kernel_for(pretend_device.DEVICE, torch.float32, 16, 2).__name__, "warnings": warnings}
 
 
 def rules() -> dict[str, str]:

@@ -59,6 +59,14 @@ def test_the_engine_draws_the_same_tokens_on_the_device(said):
     assert device["logprobs"] == pytest.approx(cpu["logprobs"], abs=1e-5)
 
 
+def test_a_device_whose_attention_is_wrong_trains_with_the_loop_and_says_which_check_failed(said):
+    device, cpu = said["without its attention"], said["plain"]["2"]["cpu"]
+    assert device["kernel"] == "looped_attention"
+    assert any("tnd_attention on npu:0" in line and "the output is off by" in line for line in device["warnings"])
+    assert device["weights"] == pytest.approx(cpu["weights"], abs=2e-6, rel=0)
+    assert device["asked"]["sync"] <= MAX_SYNCS and device["asked"]["copy"] <= MAX_COPIES, device["places"]
+
+
 def test_an_item_in_every_layer_is_seen(said):
     syncs = said["planted"]["item in every layer"]
     assert syncs["2"] > MAX_SYNCS

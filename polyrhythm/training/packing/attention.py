@@ -9,28 +9,25 @@ mask tensor exists, and on a CPU no key or value is copied. All kernels compute 
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface
 
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.kernels.packed_attention import PackedAttention, packed_attention_for
 from polyrhythm.kernels.tensors import with_dense_heads
 from polyrhythm.training.packing.compiled_attention import compiled_attention
-from polyrhythm.training.packing.device_attention import tnd_attention, varlen_attention
+from polyrhythm.training.packing.device_attention import kernel_of_device
 from polyrhythm.training.packing.explicit_attention import Extras, explicit_attention
-from polyrhythm.training.packing.plan import AttentionPlan, Block, causal_segments, span_of
+from polyrhythm.training.packing.plan import AttentionPlan
+from polyrhythm.training.packing.reference_attention import Kernel, disagreement, looped_attention
 
 IMPLEMENTATION = "polyrhythm_packed"
 
 log = logging.getLogger(__name__)
 
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)  # flash attention refuses any other on CUDA
 _flash_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -47,7 +44,8 @@ class _MergedFlash(torch.autograd.Function):
         query, key, value = map(with_dense_heads, (query, key, value))
         _, num_heads, num_tokens, head_dim = query.shape
         out = query.new_empty(1, num_tokens, num_heads, head_dim).transpose(1, 2)
-        lse = query.new_empty(1, num_tokens, num_heads).transpose(1, 2)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        lse = query.new_empty(1, num_tokens, num_heads, dtype=wide).transpose(1, 2)
         for run in plan.runs:
             run_out, run_lse = _flash_forward(run.of(query), run.of(key), run.of(value), 0.0, True, scale=scale)
             run.of(out).copy_(run_out)
@@ -57,7 +55,7 @@ class _MergedFlash(torch.autograd.Function):
                 cross.queries.of(query), cross.keys_of(key), cross.keys_of(value), 0.0, False, scale=scale
             )
             own_out, own_lse = cross.queries.of(out), cross.queries.of(lse)
-            own_out.lerp_(prompt_out, torch.sigmoid(prompt_lse - own_lse).unsqueeze(-1))
+            own_out.lerp_(prompt_out, torch.sigmoid(prompt_lse - own_lse).unsqueeze(-1).to(own_out.dtype))
             own_lse.copy_(torch.logaddexp(prompt_lse, own_lse))
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
@@ -109,64 +107,47 @@ def _is_sound(kernel: PackedAttention, head_dim: int, repeats: int) -> bool:
     def attend(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         return compiled_attention(query, key, value, plan.blocks, scale, kernel)
 
-    if agrees_with_loop(attend, head_dim=head_dim, repeats=repeats, dtype=torch.float32, tolerance=1e-4):
+    why_not = disagreement(attend, head_dim=head_dim, repeats=repeats, dtype=torch.float32)
+    if why_not is None:
         return True
-    log.warning("the compiled attention kernel fails its self-test: torch operators are used")
+    log.warning("the compiled attention kernel fails its self-test: %s. Torch operators are used.", why_not)
     return False
 
 
-def looped_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
-    """The same through public operators only: a loop over completions with the prompt's keys in front of their own."""
-    attend = functools.partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=True)
-    pieces: list[Tensor] = []
-    for block in plan.blocks:
-        first, *others = causal_segments(block)
-        prompt = span_of(*first)
-        pieces.append(attend(query[:, :, prompt], key[:, :, prompt], value[:, :, prompt], is_causal=True))
-        for start, length in others:
-            own = span_of(start, length)
-            keys, values = (torch.cat([row[:, :, prompt], row[:, :, own]], dim=2) for row in (key, value))
-            pieces.append(attend(query[:, :, own], keys, values, attn_mask=causal_lower_right(length, keys.size(2))))
-    return torch.cat(pieces, dim=2)
+@functools.cache
+def kernel_for(device: torch.device, dtype: torch.dtype, head_dim: int, repeats: int) -> Kernel:
+    """The kernel for a device, a number format and a shape of heads, chosen once; a device without one is refused.
 
-
-Kernel = Callable[[Tensor, Tensor, Tensor, AttentionPlan, float], Tensor]
+    An accelerator's own kernel must agree with the loop there, and so must the loop itself.
+    """
+    if device.type == "cpu":
+        return _cpu_kernel_for(dtype)
+    tested = functools.partial(disagreement, device=device, dtype=dtype, head_dim=head_dim, repeats=repeats)
+    kernel = kernel_of_device(device, dtype)
+    if kernel is not None:
+        why_not = tested(kernel)
+        if why_not is None:
+            return kernel
+        log.warning(
+            "%s on %s in %s fails its self-test: %s. A slower loop over completions is used.",
+            kernel.__name__, device, dtype, why_not,
+        )  # fmt: skip
+    if why_not := tested(looped_attention):
+        raise UserError(
+            f'attention in {dtype} on {device} fails its self-test: {why_not}: use device="cpu", and report this'
+        )
+    return looped_attention
 
 
 @functools.cache
-def kernel_for(device_type: str, dtype: torch.dtype) -> Kernel:
-    """The kernel for a device and a number format, chosen once; a device without one is refused."""
-    if device_type == "cpu":
-        if agrees_with_loop(merged_flash_attention):
-            return cpu_attention
-        log.warning("this PyTorch's private attention operators fail their self-test: a slower public one is used")
-        return looped_attention
-    if device_type == "cuda":
-        is_flash = dtype in _FLASH_DTYPES and torch.cuda.get_device_capability() >= (8, 0)
-        return varlen_attention if is_flash else looped_attention
-    if device_type == "npu":
-        return tnd_attention
-    raise UserError(f"no attention kernel for device {device_type!r}: use cpu, cuda or npu")
-
-
-def agrees_with_loop(
-    kernel: Kernel, *, head_dim: int = 8, repeats: int = 2, dtype: torch.dtype = torch.float64, tolerance: float = 1e-9
-) -> bool:
-    """Whether a kernel computes, forward and backward, what the public operators do."""
-    plan = AttentionPlan([Block(0, 70, (70, 110, 115), (40, 5, 1)), Block(116, 2, (118,), (3,)), Block(121, 4, (), ())])
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(1, heads, 125, head_dim) for heads in (2 * repeats, 2, 2, 2 * repeats)]
-    *inputs, grad_out = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
-    results: list[list[Tensor]] = []
-    with torch.enable_grad():
-        for candidate in (looped_attention, kernel):
-            leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-            try:
-                out = candidate(leaves[0], leaves[1], leaves[2], plan, 0.3)
-                results.append([out.detach(), *torch.autograd.grad(out, leaves, grad_out)])
-            except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-                return False
-    return all(torch.allclose(*pair, rtol=tolerance, atol=tolerance) for pair in zip(*results, strict=True))
+def _cpu_kernel_for(dtype: torch.dtype) -> Kernel:
+    why_not = disagreement(merged_flash_attention, dtype=torch.float64 if dtype == torch.float32 else dtype)
+    if why_not is None:
+        return cpu_attention
+    log.warning(
+        "this PyTorch's private attention operators fail their self-test: %s. A slower public one is used.", why_not
+    )
+    return looped_attention
 
 
 def packed_attention(
@@ -197,7 +178,9 @@ def packed_attention(
         raise RunError(f'a shared prompt met dropout={dropout}: set training.share_prompt = "never"')
     if not extras.are_none:
         return explicit_attention(query, key, value, attention_plan, scale, extras).transpose(1, 2), None
-    kernel = kernel_for(query.device.type, query.dtype) if query.size(-1) == value.size(-1) else looped_attention
+    if query.size(-1) != value.size(-1):
+        return looped_attention(query, key, value, attention_plan, scale).transpose(1, 2), None
+    kernel = kernel_for(query.device, query.dtype, query.size(-1), query.size(1) // key.size(1))
     return kernel(query, key, value, attention_plan, scale).transpose(1, 2), None
 
 

@@ -9,9 +9,24 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from polyrhythm.errors import UserError
 from polyrhythm.training.packing.plan import AttentionPlan
+from polyrhythm.training.packing.reference_attention import Kernel
 
 _MAX_NPU_SEGMENTS = 1024  # of one call, by the operator's documentation
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_FLASH_CAPABILITY = (8, 0)
+
+
+def kernel_of_device(device: torch.device, dtype: torch.dtype) -> Kernel | None:
+    """The accelerator's own kernel for a number format; None if it has none."""
+    if device.type == "npu":
+        return tnd_attention
+    if device.type != "cuda":
+        raise UserError(f"no attention kernel for device {device.type!r}: use cpu, cuda or npu")
+    is_nvidia = torch.version.hip is None  # the other's operator refuses `num_splits`
+    is_flash = dtype in _FLASH_DTYPES and torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
+    return varlen_attention if is_nvidia and is_flash else None
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.models import ATTENTION_LAYERS, why_not_trained
-from polyrhythm.training.packing.attention import IMPLEMENTATION, kernel_for
+from polyrhythm.training.packing.attention import IMPLEMENTATION
 from polyrhythm.training.packing.layout import Layout, pack
 from polyrhythm.training.packing.logprobs import token_logprobs
 from polyrhythm.training.packing.plan import AttentionPlan, Block
@@ -75,7 +75,6 @@ def prepare_model(model: PreTrainedModel, share_prompt: Literal["auto", "always"
     expected = _logprobs_one_by_one(model)
     model.set_attn_implementation(IMPLEMENTATION)
     fuse_elementwise(model)
-    kernel_for(model.device.type, model.dtype)
     try:
         difference = _probe_difference(model, expected, share_prompt=False)
     except RunError as error:

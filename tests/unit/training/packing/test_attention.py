@@ -1,25 +1,21 @@
 import sys
-import types
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from polyrhythm.errors import RunError, UserError
-from polyrhythm.training.packing import attention
-from polyrhythm.training.packing.attention import (
-    agrees_with_loop,
-    looped_attention,
-    merged_flash_attention,
-    packed_attention,
-)
-from polyrhythm.training.packing.device_attention import tnd_attention, varlen_attention
+from polyrhythm.training.packing import attention, device_attention
+from polyrhythm.training.packing.attention import merged_flash_attention, packed_attention
+from polyrhythm.training.packing.device_attention import kernel_of_device, tnd_attention, varlen_attention
 from polyrhythm.training.packing.layout import pack
 from polyrhythm.training.packing.plan import AttentionPlan, Block, Run
+from polyrhythm.training.packing.reference_attention import disagreement, looped_attention
+from tests.devices import pretend_torch_npu
 
+CPU = torch.device("cpu")
 TWO_BLOCKS = [Block(0, 3, (3, 5, 7), (2, 2, 1)), Block(8, 2, (10,), (3,))]
 PROMPT_ALONE = Block(13, 2, (), ())  # all its completions have one token
 
@@ -106,13 +102,14 @@ def test_unshared_rows_are_runs_alone():
 
 
 def test_the_private_operators_pass_the_self_test_and_wrong_ones_do_not(monkeypatch):
-    assert agrees_with_loop(merged_flash_attention)
-    assert not agrees_with_loop(lambda query, key, value, plan, scale: looped_attention(query, key, value, plan, 0.31))
+    assert disagreement(merged_flash_attention) is None
+    wrong_scale = disagreement(lambda query, key, value, plan, scale: looped_attention(query, key, value, plan, 0.31))
+    assert wrong_scale and wrong_scale.startswith("the output is off by")
 
     def drops_gradients(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
         return looped_attention(query, key.detach() + 0 * key, value, plan, scale)
 
-    assert not agrees_with_loop(drops_gradients)
+    assert (disagreement(drops_gradients) or "").startswith("the gradient of keys is off by")
 
 
 def test_without_the_private_operators_the_loop_is_chosen(monkeypatch):
@@ -120,75 +117,93 @@ def test_without_the_private_operators_the_loop_is_chosen(monkeypatch):
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(attention, "_flash_forward", missing)
-    attention.kernel_for.cache_clear()
-    assert attention.kernel_for("cpu", torch.float32) is looped_attention
-    attention.kernel_for.cache_clear()
+    forget_choices()
+    assert attention.kernel_for(CPU, torch.float32, 16, 2) is looped_attention
+    forget_choices()
     monkeypatch.undo()
-    assert attention.kernel_for("cpu", torch.float32) is attention.cpu_attention
+    assert attention.kernel_for(CPU, torch.float32, 16, 2) is attention.cpu_attention
+
+
+def test_half_precision_on_a_cpu_has_the_merge_too():
+    assert attention.kernel_for(CPU, torch.bfloat16, 16, 2) is attention.cpu_attention
+    assert disagreement(merged_flash_attention, dtype=torch.bfloat16, head_dim=64, repeats=3) is None
+
+
+def forget_choices() -> None:
+    attention.kernel_for.cache_clear()
+    attention._cpu_kernel_for.cache_clear()
 
 
 def test_a_device_without_a_kernel_is_refused():
     with pytest.raises(UserError, match="no attention kernel for device 'mps'"):
-        attention.kernel_for("mps", torch.float32)
+        attention.kernel_for(torch.device("mps"), torch.float32, 16, 2)
 
 
-def test_flash_attention_on_cuda_is_for_the_number_formats_that_it_takes(monkeypatch):
-    """The policy is in fp32, which flash attention refuses: there the loop over public operators is the only choice."""
-    attention.kernel_for.cache_clear()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert attention.kernel_for("cuda", torch.float32) is looped_attention
-    assert attention.kernel_for("cuda", torch.bfloat16) is varlen_attention
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    assert attention.kernel_for("cuda", torch.float16) is looped_attention
-    attention.kernel_for.cache_clear()
+def test_each_device_has_a_kernel_for_the_number_formats_that_it_takes(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert kernel_of_device(cuda, torch.bfloat16) is varlen_attention
+    assert kernel_of_device(cuda, torch.float32) is None, "flash attention refuses it: the loop is left"
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert kernel_of_device(cuda, torch.bfloat16) is None, "that operator refuses num_splits"
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert kernel_of_device(cuda, torch.float16) is None, "older than flash attention"
 
 
-def lower_right_segments(
-    query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, query_stops, key_stops, scale
-) -> Tensor:
-    """What a variable-length flash call computes: causal attention per segment, aligned at the lower right."""
-    pieces = []
-    bounds = zip([0, *query_stops], query_stops, [0, *key_stops], key_stops, strict=False)
-    for q_start, q_stop, k_start, k_stop in bounds:
-        query, key, value = (
-            row[start:stop].transpose(0, 1).unsqueeze(0)
-            for row, start, stop in (
-                (query_THD, q_start, q_stop),
-                (key_THD, k_start, k_stop),
-                (value_THD, k_start, k_stop),
-            )
-        )
-        bias = causal_lower_right(query.size(2), key.size(2))
-        out = torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=bias, scale=scale, enable_gqa=True
-        )
-        pieces.append(out[0].transpose(0, 1))
-    return torch.cat(pieces)
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A device whose own kernel is given, and whose tensors are those of the CPU."""
+
+    def make(kernel) -> torch.device:
+        monkeypatch.setattr(attention, "kernel_of_device", lambda device, dtype: kernel)
+        tested = attention.disagreement
+        monkeypatch.setattr(attention, "disagreement", lambda kernel, device, **more: tested(kernel, **more))
+        forget_choices()
+        return torch.device("cuda")
+
+    yield make
+    forget_choices()
 
 
-def test_the_cuda_form_describes_the_same_attention(monkeypatch):
-    """The segments it builds, run through an emulated operator: no GPU here."""
+def test_a_kernel_that_agrees_with_the_loop_is_chosen(elsewhere, caplog):
+    device = elsewhere(merged_flash_attention)
+    assert attention.kernel_for(device, torch.float32, 16, 2) is merged_flash_attention
+    assert not caplog.text
 
-    def emulated(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, num_splits):
-        assert window_size == (-1, 0)
-        assert (max_q, max_k) == (5, 5)
-        return lower_right_segments(query, key, value, cu_seq_q.tolist()[1:], cu_seq_k.tolist()[1:], scale)
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", emulated)
-    plan, inputs = AttentionPlan([*TWO_BLOCKS, PROMPT_ALONE]), rows(15)
-    assert torch.allclose(varlen_attention(*inputs, plan, 0.3), dense_attention(*inputs, plan, 0.3), atol=1e-12)
+def test_a_kernel_that_disagrees_gives_way_to_the_loop_with_the_check_that_failed(elsewhere, caplog):
+    def drops_gradients(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+        return looped_attention(query, key.detach() + 0 * key, value, plan, scale)
+
+    device = elsewhere(drops_gradients)
+    assert attention.kernel_for(device, torch.float32, 16, 2) is looped_attention
+    assert "drops_gradients on cuda in torch.float32 fails its self-test: the gradient of keys is off by" in caplog.text
+
+
+def test_a_device_on_which_the_loop_fails_too_is_refused(elsewhere, monkeypatch):
+    def fails(*_: object) -> Tensor:
+        raise NotImplementedError("no such operator here")
+
+    device = elsewhere(None)
+    monkeypatch.setattr(attention, "looped_attention", fails)
+    with pytest.raises(
+        UserError, match=r"on cuda fails its self-test: it raised NotImplementedError: no such operator"
+    ):
+        attention.kernel_for(device, torch.float32, 16, 2)
 
 
 def test_the_npu_form_describes_the_same_attention(monkeypatch):
-    def emulated(query, key, value, num_heads, *, input_layout, atten_mask, scale, **segments):
-        assert (num_heads, input_layout, segments["sparse_mode"]) == (4, "TND", 3)
-        assert bool(atten_mask[0, 1]) and not bool(atten_mask[1, 0])
-        stops = segments["actual_seq_qlen"], segments["actual_seq_kvlen"]
-        return (lower_right_segments(query, key, value, *stops, scale),)
+    monkeypatch.setitem(sys.modules, "torch_npu", pretend_torch_npu)
+    assert disagreement(tnd_attention, dtype=torch.float32, head_dim=16) is None
 
-    monkeypatch.setitem(sys.modules, "torch_npu", types.SimpleNamespace(npu_fusion_attention=emulated))
-    plan, inputs = AttentionPlan([*TWO_BLOCKS, PROMPT_ALONE]), rows(15)
-    assert torch.allclose(tnd_attention(*inputs, plan, 0.3), dense_attention(*inputs, plan, 0.3), atol=1e-12)
+
+def test_the_npu_form_is_called_again_where_it_would_have_too_many_segments(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_npu", pretend_torch_npu)
+    monkeypatch.setattr(pretend_torch_npu, "MAX_SEGMENTS", 2)
+    assert "AssertionError" in (disagreement(tnd_attention, dtype=torch.float32) or "")
+    monkeypatch.setattr(device_attention, "_MAX_NPU_SEGMENTS", 2)
+    assert disagreement(tnd_attention, dtype=torch.float32) is None
 
 
 def test_attention_without_a_layout_is_an_error():
