@@ -7,6 +7,7 @@ with one update per step: the advantage times the log-probability of each token,
 import sys
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 import polyrhythm
@@ -20,14 +21,13 @@ def digits(completions, **_):
 
 
 def loss_of(policy, group, advantages):
-    """Of all rollouts of one problem, summed over their tokens."""
-    loss = torch.zeros(())
-    for rollout, advantage in zip(group.rollouts, advantages, strict=True):
-        num_prompt, completion = len(group.prompt_ids), rollout.trace.token_ids
-        logits = policy(torch.tensor([group.prompt_ids + completion])).logits[0, num_prompt - 1 : -1]
-        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])
-        loss = loss - advantage * logprobs.sum()
-    return loss
+    """Of all rollouts of one problem, summed over their tokens. Padding comes last, so causal attention never sees it."""
+    num_prompt, completions = len(group.prompt_ids), [rollout.trace.token_ids for rollout in group.rollouts]
+    ids = pad_sequence([torch.tensor(group.prompt_ids + ids) for ids in completions], batch_first=True)
+    mask = pad_sequence([torch.ones(len(ids)) for ids in completions], batch_first=True)
+    logits = policy(ids).logits[:, num_prompt - 1 : -1]
+    logprobs = logits.log_softmax(-1).gather(2, ids[:, num_prompt:, None]).squeeze(2)
+    return -(torch.tensor(advantages)[:, None] * logprobs * mask).sum()
 
 
 def main(model="smollm2-135m", num_steps=20, learning_rate=1e-5):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # so that editors complete
         Config,
         EngineConfig,
         ObserveConfig,
+        PromptConfig,
         RewardConfig,
         RolloutConfig,
         TaskConfig,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:  # so that editors complete
 
 __version__ = "0.2.0"
 __all__ = [
-    "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "RewardConfig",
+    "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "PromptConfig", "RewardConfig",
     "RolloutConfig", "RolloutLoader", "Run", "TaskConfig", "TrainingConfig", "WeightsConfig", "__version__",
     "rollouts", "train",
 ]  # fmt: skip

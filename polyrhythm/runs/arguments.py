@@ -12,6 +12,7 @@ from polyrhythm.config import (
     Config,
     EngineConfig,
     ObserveConfig,
+    PromptConfig,
     RewardConfig,
     RolloutConfig,
     TaskConfig,
@@ -40,6 +41,7 @@ class ConfigKeys(TypedDict, total=False):
     schedule: Literal["periodic", "sync"]
     order: Literal["completion", "problem"]
     task: TaskConfig | Keys
+    prompt: PromptConfig | Keys
     rollout: RolloutConfig | Keys
     reward: RewardConfig | Keys
     algorithm: AlgorithmConfig | Keys
@@ -76,19 +78,19 @@ class Request:
 def request_of(
     model: str | Path | None,
     dataset: Dataset | None,
-    rewards: Reward | Sequence[Reward] | None,
+    rewards: Sequence[str],
     reward_weights: Sequence[float] | None,
     config: Config | None,
     keys: Mapping[str, Any],
 ) -> Request:
-    """Keys are above `config`; a mistake is a UserError with one line per mistake."""
+    """Keys are above `config`; `rewards` are names. A mistake is a UserError with one line per mistake."""
     layers = [config_layer(config), layer_of(keys)]
     if model is not None:
         layers.append({"model": _model_name(model)})
     if dataset is not None:
         layers.append({"task": _task_of(dataset)})
-    if rewards is not None:
-        layers.append({"reward": {"functions": reward_names(rewards)}})
+    if rewards:
+        layers.append({"reward": {"functions": list(rewards)}})
     if reward_weights is not None:
         layers.append({"reward": {"weights": list(reward_weights)}})
     return Request(merged_config(*layers), dataset if is_rows(dataset) else None)  # pyright: ignore
@@ -113,9 +115,13 @@ def layer_of(keys: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reward_names(rewards: Reward | Sequence[Reward]) -> list[str]:
-    functions = [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
-    return [str(function) for function in functions]
+def rewards_of(given: Reward | Sequence[Reward] | None) -> list[Reward]:
+    """One or several, as a list."""
+    rewards = [given] if isinstance(given, str) or callable(given) else list(given or [])
+    for index, reward in enumerate(rewards):
+        if not isinstance(reward, str) and not callable(reward):
+            raise UserError(f"rewards[{index}] is {reward!r}: give a function, or the name of one")
+    return rewards
 
 
 def _model_name(model: object) -> str:
@@ -131,7 +137,7 @@ def _task_of(dataset: Dataset) -> dict[str, Any]:
     if isinstance(dataset, type):
         return {"name": name_of_class(dataset)}
     if isinstance(dataset, str | Path):
-        return {"name": "jsonl", "options": {"path": str(dataset)}}
+        return {"name": "dataset", "options": {"path": str(dataset)}}
     if is_rows(dataset):
-        return {"name": "jsonl", "options": {"path": "(in the run folder)"}}
+        return {"name": "dataset", "options": {"path": "(in the run folder)"}}
     raise UserError(f"dataset is a {type(dataset).__name__}: give {WHAT_IT_CAN_BE}")

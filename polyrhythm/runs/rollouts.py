@@ -18,7 +18,8 @@ from polyrhythm.loader.client import ConductorClient
 from polyrhythm.loader.loader import Step
 from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.terminal.view import make_view
-from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, request_of
+from polyrhythm.rewards.sandbox.hosting import host_functions
+from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, request_of, rewards_of
 from polyrhythm.runs.script import refuse_while_imported, script_modules_found
 from polyrhythm.runs.starting import new_run
 
@@ -91,9 +92,10 @@ def rollouts(
             loader.publish(policy)                  # closes the step; engines begin the next one
     """
     refuse_while_imported("rollouts")
-    request = request_of(model, dataset, rewards, reward_weights, config, keys)
     with contextlib.ExitStack() as stack:
         stack.enter_context(script_modules_found())
+        names = stack.enter_context(host_functions(rewards_of(rewards)))
+        request = request_of(model, dataset, names, reward_weights, config, keys)
         folder = stack.enter_context(new_run(_without_trainer(request.config), request.rows))
         config = folder.config()
         launcher, threads = make_launcher(config.cluster.kind, folder), plan_threads(config, num_cores())
@@ -102,14 +104,28 @@ def rollouts(
         )
         if config.observe.view != "auto":  # a loop of one's own says itself how it goes, unless it was asked for
             run.view = make_view(config.observe.view, folder.path)
+        stack.enter_context(_threads(threads.trainer))
         watch = stack.enter_context(_Watch(run))
         yield Rollouts(folder, config, watch)
+
+
+@contextlib.contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
+    """The caller's torch leaves the engines their cores: with more threads than cores all of them crawl."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _without_trainer(config: Config) -> Config:
     if config.training.num_ranks > 1:
         raise UserError(f"training.num_ranks={config.training.num_ranks}: a loop of your own is one process, use 1")
-    # Nobody tells the caller's torch how many threads to use, so each process keeps those it has.
+    # Nobody tells the caller's torch when others are idle, so each process keeps the threads it has.
     cores = {"cores": "split"} if config.cluster.cores == "auto" else {}
     return merged_config(config.model_dump(), {"cluster": cores})
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from polyrhythm.errors import UserError
+from polyrhythm.errors import RunError, UserError
 
 
 @contextmanager
@@ -23,6 +23,15 @@ def script_modules_found() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+@contextmanager
+def errors_without_our_frames() -> Iterator[None]:
+    """Who made a mistake in a notebook sees the line that says so, and not where in this package it was found."""
+    try:
+        yield
+    except (UserError, RunError) as error:
+        raise type(error)(*error.args) from None
 
 
 def name_of_class(found: type) -> str:

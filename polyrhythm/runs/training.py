@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from polyrhythm.cluster.run_folder import RunFolder
-from polyrhythm.config import Config, load_resumed_config
+from polyrhythm.config import Config, load_resumed_config, merged_config
 from polyrhythm.errors import UserError
-from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, layer_of, request_of
+from polyrhythm.rewards.sandbox.hosting import host_functions
+from polyrhythm.runs.arguments import ConfigKeys, Dataset, Reward, layer_of, request_of, rewards_of
 from polyrhythm.runs.carrying_out import carry_out
 from polyrhythm.runs.run import Run
-from polyrhythm.runs.script import refuse_while_imported, script_modules_found
+from polyrhythm.runs.script import errors_without_our_frames, refuse_while_imported, script_modules_found
 from polyrhythm.runs.starting import new_run, reopened_run
 
 
@@ -33,19 +34,40 @@ def train(
     defaults. `resume` is the folder of a run that was interrupted. A mistake is a UserError, a part that fails a RunError.
     """
     refuse_while_imported("train")
-    with script_modules_found():
+    with errors_without_our_frames(), script_modules_found(), host_functions(rewards_of(rewards)) as names:
         if resume is not None:
             given = {"model": model, "dataset": dataset, "config": config, "reward_weights": reward_weights}
-            folder = _resumed(Path(resume), given, keys)
+            folder = _resumed(Path(resume), given, names, keys)
         else:
-            request = request_of(model, dataset, rewards, reward_weights, config, keys)
+            request = request_of(model, dataset, names, reward_weights, config, keys)
             folder = new_run(request.config, request.rows)
-        carry_out(folder, folder.config(), how_to_resume=f'polyrhythm.train(resume="{folder.path}")')
+        carry_out(folder, folder.config(), how_to_resume(folder))
         return Run(folder.path)
 
 
-def _resumed(run_dir: Path, given: Mapping[str, object], keys: Mapping[str, Any]) -> RunFolder:
+def how_to_resume(folder: RunFolder) -> str:
+    """What a script would say to go on; functions that only the script has must be given again."""
+    parts = [name.rpartition(":") for name in folder.config().reward.functions]
+    held = [name for host, _, name in parts if host.endswith(".sock")]
+    rewards = f", rewards=[{', '.join(held)}]" if held else ""
+    return f'polyrhythm.train(resume="{folder.path}"{rewards})'
+
+
+def _resumed(run_dir: Path, given: Mapping[str, object], rewards: list[str], keys: Mapping[str, Any]) -> RunFolder:
     for name, value in given.items():
         if value is not None:
             raise UserError(f"resume={str(run_dir)!r} goes on with what is in the run folder: leave out {name}")
-    return reopened_run(run_dir, load_resumed_config(run_dir, layer_of(keys)))
+    config = load_resumed_config(run_dir, layer_of(keys))
+    if rewards:
+        config = _with_the_same_rewards(config, rewards)
+    return reopened_run(run_dir, config)
+
+
+def _with_the_same_rewards(config: Config, rewards: list[str]) -> Config:
+    """Functions of a script are held by another process than before, and must be called as they were."""
+    before, now = ([name.rpartition(":")[2] for name in names] for names in (config.reward.functions, rewards))
+    if before != now:
+        raise UserError(
+            f"rewards={now} are not those of the run, {before}: a run goes on with the same, in their order"
+        )
+    return merged_config(config.model_dump(), {"reward": {"functions": rewards}})

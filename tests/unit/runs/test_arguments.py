@@ -7,7 +7,7 @@ import pytest
 import polyrhythm
 from polyrhythm import Config, RolloutConfig, TaskConfig, TrainingConfig
 from polyrhythm.errors import UserError
-from polyrhythm.runs.arguments import ConfigKeys, request_of
+from polyrhythm.runs.arguments import ConfigKeys, request_of, rewards_of
 
 ROWS = [{"prompt": "2+2=", "answer": "4"}]
 
@@ -15,6 +15,7 @@ ROWS = [{"prompt": "2+2=", "answer": "4"}]
 def request(**given):
     names = ("model", "dataset", "rewards", "reward_weights", "config")
     keys = {key: value for key, value in given.items() if key not in names}
+    given["rewards"] = rewards_of(given.get("rewards"))
     return request_of(*(given.get(name) for name in names), keys)
 
 
@@ -84,6 +85,7 @@ def test_rewards_are_one_or_several():
         ({"num_generations": 8}, "rollout.group_size"),
         ({"num_step": 8}, "did you mean num_steps?"),
         ({"reward_funcs": []}, "reward_funcs is called rewards here"),
+        ({"rewards": [3]}, "rewards[0] is 3: give a function, or the name of one"),
         ({"rollout": {"group_size": 1}}, "rollout.group_size=1 leaves no group to compare with"),
         ({"rollout": {"n": 8}}, "rollout.group_size"),
         ({"train_dataset": []}, "train_dataset is called dataset here"),
