@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
 
 def byte_tokenizer() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -18,10 +20,12 @@ def byte_tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, chat_template: str | None = None) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    byte_tokenizer().save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=264, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -37,13 +41,13 @@ def save_tiny_reward_model(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, num_labels=1, pad_token_id=0, initializer_range=0.1,
+        num_key_value_heads=2, max_position_embeddings=256, num_labels=1, pad_token_id=0, initializer_range=0.1,
     )  # fmt: skip
     LlamaForSequenceClassification(config).save_pretrained(folder)
     return folder

@@ -87,9 +87,11 @@ class Outcome:
 class Cli:
     """The command line in the user's folder."""
 
-    def __init__(self, work_dir: Path, model_dir: Path):
+    def __init__(self, work_dir: Path, model_dir: Path, packages: Path | None = None):
         self.work_dir = work_dir
         self.model_dir = model_dir
+        self.packages = packages
+        """A folder that the user has on PYTHONPATH."""
 
     def arguments(self, **flags) -> list[str]:
         defaults = {
@@ -103,7 +105,8 @@ class Cli:
         return ["train", *(part for key, value in merged.items() for part in (f"--{key}", str(value)))]
 
     def start(self, arguments: list[str]) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}"}
+        path = os.pathsep.join(str(folder) for folder in (ROOT, self.packages) if folder)
+        environment = os.environ | {"PYTHONPATH": path}
         return subprocess.Popen(
             [sys.executable, "-m", "polyrhythm", *arguments], cwd=self.work_dir, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

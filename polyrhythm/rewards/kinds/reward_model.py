@@ -51,13 +51,13 @@ class RewardModel:
 
     def _encode(self, prompt: Any, completion: Completion) -> list[int]:
         if isinstance(prompt, str):
-            token_ids = self._tokenizer(prompt + text_of(completion)).input_ids
+            text = prompt + text_of(completion)
         elif not self._tokenizer.chat_template:
             raise ValueError(f"{KEY}={self.path!r} has no chat template, but the prompt is a list of messages")
         else:
             text = self._tokenizer.apply_chat_template([*prompt, *completion], tokenize=False)
-            # The template writes the special tokens itself.
-            token_ids = self._tokenizer(text, add_special_tokens=False).input_ids
+        # A template writes the special tokens itself, and TRL leaves them out of plain text as well.
+        token_ids = self._tokenizer(text, add_special_tokens=False).input_ids
         if self._max_tokens:
             token_ids = token_ids[-self._max_tokens :]
         return token_ids or [self._tokenizer.eos_token_id or 0]
