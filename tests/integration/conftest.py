@@ -46,6 +46,12 @@ def many_low_bytes(completions, **columns):
     """A reward with variance for a random model: the share of characters below "a"."""
     return [sum(c < "a" for c in text) / max(1, len(text)) for text in completions]
 
+async def tells(completions, finish_reason, trainer_state, log_extra, log_metric):
+    """Applies to some completions only."""
+    log_extra("first_letter", [text[:1] for text in completions])
+    log_metric("step", trainer_state.global_step)
+    return [float(len(text)) if reason == "length" else None for text, reason in zip(completions, finish_reason)]
+
 def raises_at_times(completions, **columns):
     if any(len(text) % 3 == 0 for text in completions):
         raise ValueError("odd completion")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ def train_once(tmp_path_factory, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def as_it_comes(train_once) -> Outcome:
-    return train_once()
+    functions = ["my_rewards:many_low_bytes", "my_rewards.py:tells"]
+    return train_once(reward__functions=json.dumps(functions), reward__weights="[1.0, 0.0]")
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +75,30 @@ def test_epochs_lengths_and_tokens_are_counted(as_it_comes):
 def test_a_run_leaves_metrics_samples_logs_and_the_resolved_configuration(as_it_comes):
     run = as_it_comes.run_dir
     assert json.loads((run / "config.json").read_text())["num_steps"] == 3
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    samples = samples_of(as_it_comes)
     assert len(samples) == 3 * 4 and all(sample.keys() == SAMPLE_COLUMNS.keys() for sample in samples)
     assert all(sample["columns"].keys() == {"answer"} for sample in samples)
     assert {log.stem for log in (run / "logs").iterdir()} == {"conductor", "engine-0", "trainer"}
     assert (run / "tokens.json").stat().st_mode & 0o077 == 0
     token = json.loads((run / "tokens.json").read_text())["admin"]
     assert not any(token in log.read_text() for log in (run / "logs").iterdir())
+
+
+def test_what_each_reward_function_says_and_logs_is_in_metrics_and_samples(as_it_comes):
+    rows = as_it_comes.metrics()
+    assert [row["reward_extra/step"] for row in rows] == [0, 1, 2]
+    assert [row["reward/many_low_bytes/mean"] for row in rows] == [row["reward/mean"] for row in rows]
+    assert all(row["reward/tells/mean"] > 0 for row in rows)
+    for sample in samples_of(as_it_comes):
+        assert sample["extra"] == {"first_letter": sample["completion"][:1]}
+        assert (sample["scores"]["tells"] is None) == (sample["finish_reason"] == "stop")
+        assert sample["scores"]["many_low_bytes"] == sample["reward"]
+    functions = json.loads((as_it_comes.run_dir / "config.json").read_text())["reward"]["functions"]
+    assert functions[1] == f"{as_it_comes.run_dir.parents[1]}/my_rewards.py:tells", "found by whoever goes on with it"
+
+
+def samples_of(outcome: Outcome) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (outcome.run_dir / "samples.jsonl").read_text().splitlines()]
 
 
 def test_two_engines_and_one_train_the_same_weights_byte_for_byte(cli, periodic):
