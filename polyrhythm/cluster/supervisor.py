@@ -55,6 +55,7 @@ class Supervisor:
         self.conductor: RunProcess | None = None
         self.ranks: list[RunProcess] = []
         self._insisted = False
+        self._num_notes = 0
         self.stopped = StoppedProcesses(folder.path)
         self.engines = EngineProcesses(
             folder, launcher, threads.engine, config.cluster.max_restarts, self.note, devices
@@ -100,6 +101,9 @@ class Supervisor:
         if status := self._status():
             self.engines.reconcile(ended, status)
             self.autoscaler.look(status)
+            for line in status.notes[self._num_notes :]:
+                self.note(line)
+            self._num_notes = len(status.notes)
             self.view.update(status)
 
     def note(self, line: str) -> None:

@@ -168,6 +168,7 @@ async def run_conductor(
                     num_problems=problems.num_problems,
                     correct_above=None if task.reward and config.reward.functions else task.correct_above,
                     curves=Curves(read_metrics(run_dir)),
+                    notes=logger.warnings,
                 )
                 conductor = Conductor(
                     config,

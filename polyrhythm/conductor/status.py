@@ -34,6 +34,7 @@ def run_status(conductor: Conductor) -> RunStatus:
         waiting=who_waits(conductor),
         spans=recent_spans(conductor),
         failure=conductor.failure,
+        notes=list(conductor.step_log.notes),
     )
 
 

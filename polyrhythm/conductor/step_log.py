@@ -1,7 +1,7 @@
 """What is logged when a step is closed, and what the status shows of the last one."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyrhythm.conductor.steps.journal import Journal
@@ -27,8 +27,11 @@ class StepLog:
         num_problems: int | None = None,
         correct_above: float | None = None,
         curves: Curves | None = None,
+        notes: Sequence[str] = (),
     ):
         self.curves = curves or Curves()
+        self.notes = notes
+        """What the loggers want the user to know; they add to it."""
         self.last_metrics: dict[str, float] = {}
         self.last_samples: list[dict[str, Any]] = []
         self._logger = logger

@@ -99,6 +99,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One sentence: who waits for whom."""
     spans: list[Span] = []
     failure: str | None = None
+    notes: list[str] = []
+    """What the user should know and nothing else shows, in the order in which it happened."""
 
     @property
     def step_number(self) -> int:

@@ -104,6 +104,8 @@ def test_a_logger_that_raises_is_dropped_with_one_warning_and_hinders_neither_th
             log_a_step(loggers, step)
     (said,) = caplog.records
     assert "logger broken failed" in said.getMessage() and said.exc_info, "the traceback is in the log"
+    (shown,) = loggers.warnings
+    assert shown.startswith(f"{said.getMessage()} ("), "one line, with the cause"
     assert [record["step"] for record in read_metrics(tmp_path)] == other.steps == [1, 2, 3] and other.is_closed
 
 

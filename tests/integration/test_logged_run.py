@@ -29,6 +29,9 @@ def test_every_logger_has_the_values_of_the_record_and_goes_on_in_the_same_run_a
         num_steps=2, observe__loggers=f"{names}".replace("'", '"'), observe__project=PROJECT, observe__run_name="first"
     )
     assert first.returncode == 0, first.output
+    assert "logger failing:Logger failed" in first.output and "wandb logs this run offline" in first.output, (
+        "it is shown"
+    )
     more = cli.run("train", "--resume", str(first.run_dir), "--num_steps", "3", "--observe.view", "plain")
     assert more.returncode == 0, more.output
     run_dir = more.run_dir

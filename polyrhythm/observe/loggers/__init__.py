@@ -59,10 +59,17 @@ class Loggers:
 
     def __init__(self, run: LoggedRun, kinds: Mapping[str, LoggerKind] | None = None) -> None:
         self._has_failed = False
+        self._kept = _KeptWarnings()
+        log.addHandler(self._kept)
         self._record: JsonlLogger | None = None
         with self._kept_from_ending_the_run():
             self._record = JsonlLogger(run)
         self._others = [BackgroundLogger(name, partial(kind, run)) for name, kind in (kinds or {}).items()]
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """One line for each warning that a logger has given; more may come while the run goes on."""
+        return self._kept.lines
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         with self._kept_from_ending_the_run():
@@ -88,6 +95,7 @@ class Loggers:
             logger.begin_close()
         for logger in self._others:
             logger.close(max(0.0, until - time.monotonic()))
+        log.removeHandler(self._kept)
 
     def __enter__(self) -> "Loggers":
         return self
@@ -105,3 +113,17 @@ class Loggers:
                     "metrics.jsonl and samples.jsonl cannot be written; the run goes on, and it is tried again"
                 )
             self._has_failed = True
+
+
+class _KeptWarnings(logging.StreamHandler):
+    """Keeps what loggers warn about, for who shows it, and writes it to the log of the process, which is its stderr."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        cause = f" ({record.exc_info[1]!r})" if record.exc_info else ""
+        self.lines.append(f"{record.getMessage()}{cause}")

@@ -142,7 +142,7 @@ def test_the_long_wait_is_for_a_writer_that_has_something_to_save(
     waits: list[float] = []
     with run_of(ending_folder, RUNS_ON, RUNS_ON) as run:
         run.config = load_config([], {"training": {"checkpoint_every": checkpoint_every}})
-        monkeypatch.setattr(run, "_wait_for_writer", waits.append)
+        monkeypatch.setattr(run, "_wait_for", lambda _, deadline_s: waits.append(deadline_s))
         run.close()
     assert waits == [supervisor.END_DEADLINE_S, snapshot.MIN_WRITING_DEADLINE_S][:num_waits]
 
