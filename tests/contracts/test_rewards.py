@@ -15,6 +15,7 @@ from polyrhythm.rewards.kinds import REWARDS, make_reward
 from polyrhythm.rewards.kinds.exact_match import ExactMatch
 from polyrhythm.rewards.kinds.mathematics import Math
 from polyrhythm.rewards.kinds.reward_model import RewardModel
+from polyrhythm.user_code import find_kind
 from tests.tiny_model import save_tiny_reward_model
 
 # math-verify keeps time with the alarm that would otherwise end a test that hangs.
@@ -153,3 +154,12 @@ def test_a_mistake_in_the_options_names_its_key(name, options, error):
     with pytest.raises(UserError) as mistake:
         make_reward(name, options)
     assert error in str(mistake.value)
+
+
+def test_the_docs_name_every_built_in_reward_with_every_option():
+    table = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text().partition("## Built in")[2]
+    rows = {row.split("|")[1].strip(" `"): row for row in table.splitlines() if row.startswith("| `")}
+    assert sorted(rows) == sorted(REWARDS)
+    for name, row in rows.items():
+        options = inspect.signature(find_kind("reward.functions", name, REWARDS, "reward")).parameters
+        assert [option for option in options if f"`{option}`" not in row] == [], name
