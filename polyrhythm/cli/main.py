@@ -14,12 +14,14 @@ DESCRIPTION = "Reinforcement-learning post-training of language models, strictly
 
 EPILOG = """\
 polyrhythm train                     SmolLM2-135M learns to add, on this machine
+polyrhythm init --data FILE          a commented run.toml for your data
 polyrhythm train run.toml --dry-run  what a file would start
 polyrhythm train --help              every key of a run
 """
 
 COMMANDS = {
     "train": "train a model: start engines, conductor and trainer on this machine",
+    "init": "write a commented configuration for a model and a dataset",
     "export": "write a step of a run as a model folder",
     "fetch": "get a model into the cache and check that it can be trained",
     "models": "which model architectures run, and why some do not",
