@@ -52,13 +52,14 @@ def _hello_of_spawned(setup: WorkerSetup) -> Hello:
 def _hello_of_forked(setup: WorkerSetup) -> Hello:
     """Without an event loop: a notebook has one that is running."""
     try:
-        connection = connect_to_host(socket_of_host(setup) or "")
+        with connect_to_host(socket_of_host(setup) or "") as connection, connection.makefile("rb") as replies:
+            connection.settimeout(START_DEADLINE_S)
+            connection.sendall(pack_frame(setup))
+            hello = read_frame(replies, Hello) if replies.read(PID.size) else None
     except WorkerLost as error:
         raise UserError(str(error)) from error
-    with connection, connection.makefile("rb") as replies:
-        connection.settimeout(START_DEADLINE_S)
-        connection.sendall(pack_frame(setup))
-        hello = read_frame(replies, Hello) if replies.read(PID.size) else None
+    except TimeoutError as error:
+        raise UserError(f"making the rewards took longer than {START_DEADLINE_S:.0f} s") from error
     if hello is None:
         raise UserError("the worker of the rewards ended before it began: its last words are above")
     return hello
