@@ -59,7 +59,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--completion", type=int, default=64, help="tokens of a completion (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of every side")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; the fastest counts (default: %(default)s)")
-    made = environments.python_of("vllm") if environments.is_made("vllm") else None
+    vllm = environments.ENVIRONMENTS["vllm"]
+    made = vllm.python if vllm.is_made else None
     parser.add_argument(
         "--vllm-python", type=Path, default=made, help="Python that has vLLM (default: its environment)"
     )

@@ -23,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, help="the token that clients of --model must send; with --join: tokens.json"
     )
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes all cores")
+    parser.add_argument(
+        "--kind", choices=["embedded", "vllm"], help="with --join: another kind than the run's own engines"
+    )
+    parser.add_argument("--python", default="", help="with --join, kind vllm: the interpreter that has vLLM")
+    parser.add_argument("--vllm-url", default="", help="with --join, kind vllm: a server that you run on this machine")
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -32,6 +37,8 @@ def run(parsed: argparse.Namespace) -> int:
         raise UserError(f"--threads {parsed.threads}: at least 1, or 0 for all cores")
     if parsed.join:
         return _joining_engine(parsed)
+    if _kind_of(parsed):
+        raise UserError("--kind, --python and --vllm-url go with --join; a run's own engines are of its engine.kind")
     if (parsed.run_dir is None) == (parsed.model is None):
         raise UserError("an engine needs one of --run RUN, --join URL and --model MODEL")
     if parsed.model:
@@ -51,8 +58,14 @@ def _joining_engine(parsed: argparse.Namespace) -> int:
         joining_engine(
             parsed.join.rstrip("/"), token_file=parsed.token_file, name=parsed.name, model=parsed.model,
             host=parsed.host, port=parsed.port, num_threads=parsed.threads, always_download=parsed.download,
+            of_kind=_kind_of(parsed),
         )
     )  # fmt: skip
+
+
+def _kind_of(parsed: argparse.Namespace) -> dict[str, str]:
+    chosen = {"kind": parsed.kind, "python": parsed.python, "url": parsed.vllm_url}
+    return {key: value for key, value in chosen.items() if value}
 
 
 def _standalone_engine(parsed: argparse.Namespace) -> int:

@@ -22,7 +22,10 @@ def plan_threads(config: Config, cores: int) -> CorePlan:
 
 def cores_follow_demand(config: Config) -> bool:
     if config.cluster.cores == "auto":
-        return config.order == "completion" and not config.engine.threads and not config.training.threads
+        is_adjustable = config.engine.kind == "embedded"
+        return (
+            is_adjustable and config.order == "completion" and not config.engine.threads and not config.training.threads
+        )
     return config.cluster.cores == "follow"
 
 

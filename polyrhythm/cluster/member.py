@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from polyrhythm.cluster.admin import RunAdmin
 from polyrhythm.cluster.cores import num_cores, plan_threads, process_environment
 from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
@@ -56,8 +58,12 @@ async def joining_engine(
     port: int,
     num_threads: int,
     always_download: bool,
+    of_kind: dict[str, Any],
 ) -> None:
-    """Join the run whose conductor listens at `url`, and serve it until it lets this engine go."""
+    """Join the run whose conductor listens at `url`, and serve it until it lets this engine go.
+
+    `of_kind` is what of [engine] is another than in the run: its kind, and what goes with that.
+    """
     if host in WILDCARDS:
         raise UserError(
             f"--host {host} says nothing to the conductor: give the address at which it reaches this engine"
@@ -82,11 +88,22 @@ async def joining_engine(
             host=host,
             port=port,
             credentials=credentials,
-            config=EngineConfig(**info.engine).model_copy(update={"threads": num_threads}),
+            config=_engine_config(info, of_kind | {"threads": num_threads}),
             join_url=url,
             ready=lambda here: print(f"engine {name} at {here} joins the run at {url}", flush=True),
             lease_s=info.lease_s,
         )
+
+
+def _engine_config(info: RunInfo, changes: dict[str, Any]) -> EngineConfig:
+    """The run's [engine] with what is another here. Interpreters and servers are those of a machine, so none is taken over."""
+    settings = {key: value for key, value in info.engine.items() if key not in ("python", "url")} | changes
+    if settings["kind"] != info.engine["kind"]:
+        settings.pop("options", None)
+    try:
+        return EngineConfig(**settings)
+    except ValidationError as error:
+        raise UserError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
 
 
 def read_run_credentials(path: Path) -> Credentials:

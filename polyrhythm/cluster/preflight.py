@@ -7,6 +7,7 @@ from pathlib import Path
 from polyrhythm.algorithms.losses import check_loss
 from polyrhythm.config import Config
 from polyrhythm.devices.plan import describe_plan, plan_devices
+from polyrhythm.engine.vllm.launching import check_vllm
 from polyrhythm.kernels.switch import kernels_off
 from polyrhythm.observe.loggers import find_loggers
 from polyrhythm.rewards.checks import check_columns, import_in_worker
@@ -27,6 +28,8 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
+    if config.engine.kind == "vllm" and not config.engine.url:
+        check_vllm(config.engine)
     check_training(config)
     describe_plan(plan_devices(config), config, model_dir)
     task = make_task(config.task, config.prompt)

@@ -77,7 +77,7 @@ class Conductor:
             config.conductor.request_deadline_s,
             config.conductor.max_attempts,
             config.conductor.hedge_groups,
-            config.engine.start_deadline_s,
+            config.engine.joins_within_s,
         )
         self._vocab_size = vocab_size
         self._scorer = scorer
@@ -322,7 +322,7 @@ class Conductor:
         if step is None or step.is_complete or self.pool.num_serving(step.version):
             self._servable_s = now_s
             return
-        deadline_s = self.config.engine.start_deadline_s
+        deadline_s = self.config.engine.joins_within_s
         if now_s - self._servable_s > deadline_s:
             causes = [f"{engine.name} is {engine.health.state}: {engine.health.cause}" for engine in self.pool.engines]
             said = "; ".join(causes) or "none has joined"
@@ -333,7 +333,7 @@ class Conductor:
         waited_s = time.monotonic() - max(self._last_event_s, generated_s)
         deadline_s = self.config.conductor.stall_deadline_s
         if self.step is None:  # engines and trainer are starting, which has a deadline of its own
-            deadline_s = max(deadline_s, self.config.engine.start_deadline_s)
+            deadline_s = max(deadline_s, self.config.engine.joins_within_s)
         if self.failure is None and waited_s > deadline_s:
             from polyrhythm.conductor.status import dump, who_waits
 

@@ -204,9 +204,9 @@ NOT_HERE = {
     "test_freq": NO_VALIDATION,
     "val_files": NO_VALIDATION,
     "eval_dataset": NO_VALIDATION,
-    "use_vllm": 'engine.kind is "embedded": the engine of this package',
-    "gpu_memory_utilization": "engine.kv_tokens is the size of the key/value cache",
-    "tensor_model_parallel_size": "an engine is one process; cluster.num_engines starts more",
+    "use_vllm": 'engine.kind = "vllm" (docs/vllm.md)',
+    "gpu_memory_utilization": "engine.kv_tokens is the size of the key/value cache; that of vLLM goes into engine.options",
+    "tensor_model_parallel_size": "cluster.num_engines starts more engines; that of vLLM goes into engine.options",
     "warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_ratio": "training.warmup_steps counts steps",
     "lr_warmup_steps_ratio": "training.warmup_steps counts steps",
@@ -238,7 +238,7 @@ NOT_HERE = {
 }
 NOT_HERE_BY_BEGINNING = {
     "vllm_importance_sampling": ON_POLICY,
-    "vllm": 'there is no vLLM engine yet: engine.kind is "embedded", with the keys engine.*',
+    "vllm": 'options of vLLM itself go into the table engine.options, with engine.kind = "vllm" (docs/vllm.md)',
     "critic": CRITIC,
     "lora": "all weights are trained",
     "fsdp": "ranks hold the whole model each (training.num_ranks)",

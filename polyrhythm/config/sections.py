@@ -131,11 +131,20 @@ class AlgorithmConfig(Section):
     """k1 is subtracted from the reward; k2 and k3 are added to the loss."""
 
 
+START_DEADLINES_S = {"embedded": 120.0, "vllm": 900.0}
+
+
 class EngineConfig(Section):
     """What generates completions."""
 
-    kind: Literal["embedded"] = "embedded"
-    """embedded: the inference engine of this package."""
+    kind: Literal["embedded", "vllm"] = "embedded"
+    """embedded: the inference engine of this package. vllm: a vLLM server of its own behind each engine; see docs/vllm.md."""
+    python: str = ""
+    """vllm: the interpreter that has vLLM; empty: that of the environment which `polyrhythm setup vllm` makes."""
+    options: dict[str, Any] = {}
+    """vllm: options of `vllm serve`, passed on as they are, such as {enforce-eager = true}; as a flag in JSON."""
+    url: str = ""
+    """vllm: a server that you run on this machine, such as http://127.0.0.1:8000, instead of one that is started."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each engine; 0 divides the machine between the processes."""
     max_batch: int = Field(default=64, ge=1)
@@ -144,8 +153,19 @@ class EngineConfig(Section):
     """Longest prompt plus completion; 0 takes the model's own limit."""
     kv_tokens: int = Field(default=0, ge=0)
     """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
-    start_deadline_s: float = Field(default=120.0, gt=0)
-    """An engine must have joined within this time."""
+    start_deadline_s: float = Field(default=0.0, ge=0)
+    """An engine must have joined within this time; 0 depends on its kind: 120 embedded, 900 vllm."""
+
+    @property
+    def joins_within_s(self) -> float:
+        return self.start_deadline_s or START_DEADLINES_S[self.kind]
+
+    @model_validator(mode="after")
+    def _checks(self) -> "EngineConfig":
+        for key, value in {"python": self.python, "options": self.options, "url": self.url}.items():
+            if value and self.kind != "vllm":
+                raise ValueError(f'engine.{key}={value!r} goes with engine.kind="vllm", not with {self.kind!r}')
+        return self
 
 
 ScheduleName = Literal[
@@ -353,6 +373,15 @@ class Config(BaseSettings, metaclass=_Explained):
             raise ValueError(
                 f"rollout.groups_per_step={self.rollout.groups_per_step} cannot be divided into "
                 f"training.updates_per_step={self.training.updates_per_step} equal updates: make it a multiple"
+            )
+        if self.engine.kind == "vllm" and self.cluster.cores == "follow":
+            raise ValueError(
+                'cluster.cores="follow" does not go with engine.kind="vllm", whose threads cannot change: use "split"'
+            )
+        if self.engine.url and max(self.cluster.num_engines, self.cluster.max_engines) > 1:
+            raise ValueError(
+                f"engine.url={self.engine.url!r} is one server, and cluster.num_engines={self.cluster.num_engines}, "
+                f"cluster.max_engines={self.cluster.max_engines} would all use it: let others join with `polyrhythm engine --join`"
             )
         groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
         if self.training.num_ranks > groups_per_update:

@@ -78,4 +78,12 @@ def _embedded(
     return InferenceEngine(model_dir, config, store=store)
 
 
-ENGINE_KINDS: dict[str, OpenCore] = {"embedded": _embedded}
+def _vllm(
+    model_dir: Path, config: EngineConfig, store: "WeightStore | None"
+) -> AbstractAsyncContextManager[EngineCore]:
+    from polyrhythm.engine.vllm.engine import open_vllm
+
+    return open_vllm(model_dir, config, store)
+
+
+ENGINE_KINDS: dict[str, OpenCore] = {"embedded": _embedded, "vllm": _vllm}

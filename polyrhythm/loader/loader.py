@@ -53,7 +53,7 @@ class LoaderSettings:
             advantage=config.algorithm.advantage,
             share_prompt=share_prompt,
             has_kl=config.algorithm.kl_coef > 0,
-            load_deadline_s=config.engine.start_deadline_s + config.weights.load_deadline_s + GRACE_S,
+            load_deadline_s=config.engine.joins_within_s + config.weights.load_deadline_s + GRACE_S,
         )
 
 

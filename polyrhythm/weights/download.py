@@ -36,18 +36,25 @@ class DownloadingStore(WeightStore):
         self._deadline_s = deadline_s
         self._shared_root = shared_root
 
-    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
+    def local_folder(self, version: int) -> Path:
         shared_root = self._shared_root
         if shared_root is not None and os.access(snapshot_folder(shared_root, version) / MANIFEST_FILE, os.R_OK):
-            return WeightStore(shared_root).load_into(targets, version)
+            return snapshot_folder(shared_root, version)
         if not self.folder(version).exists():
             self._make_room()
             download_snapshot(self._url, self._credential, version, self.root, self._deadline_s)
+        return self.folder(version)
+
+    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
         try:
-            return super().load_into(targets, version)
+            return WeightStore(self.local_folder(version).parent).load_into(targets, version)
         except SnapshotError:
-            shutil.rmtree(self.folder(version), ignore_errors=True)  # the next attempt downloads it again
+            self.refuse(version)
             raise
+
+    def refuse(self, version: int) -> None:
+        """The next attempt downloads it again."""
+        shutil.rmtree(self.folder(version), ignore_errors=True)
 
     def _make_room(self) -> None:
         for version in self.versions():

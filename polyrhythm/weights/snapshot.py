@@ -25,6 +25,10 @@ class TensorEntry(msgspec.Struct, frozen=True):
     num_bytes: int
     digest: str
 
+    @property
+    def is_floating_point(self) -> bool:
+        return self.dtype.startswith(("F", "BF"))
+
 
 class Probe(msgspec.Struct, frozen=True):
     """What these weights compute, so that an engine can prove that it computes with them; see `weights/proof.py`."""

@@ -63,6 +63,13 @@ class WeightStore:
     def versions(self) -> list[int]:
         return versions_in(self.root)
 
+    def local_folder(self, version: int) -> Path:
+        """Where the files of `version` are on this machine; they are not verified yet."""
+        return self.folder(version)
+
+    def refuse(self, version: int) -> None:
+        """What is here of `version` has turned out to be damaged."""
+
     def publish(self, exported: Iterable[Rows], version: int, probe: Probe | None = None) -> Path:
         """Write what is exported as `version`; when this returns, the version is complete and visible.
 

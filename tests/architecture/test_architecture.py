@@ -13,7 +13,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A room may import rooms of a lower level, and itself.
 LEVELS = {
     "__init__": 9, "errors": 0, "types": 0, "messages": 0, "config": 0, "tokenizer": 0, "cache": 0, "user_code": 0, "interrupts": 0,
-    "devices": 0, "models": 0,
+    "devices": 0, "models": 0, "environments": 0,
     "http": 1, "kernels": 1, "observe": 1,
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
     "rollout": 3,

@@ -58,6 +58,9 @@ algorithm.clip_high
 algorithm.kl_coef
 algorithm.kl_estimator
 engine.kind
+engine.python
+engine.options
+engine.url
 engine.threads
 engine.max_batch
 engine.context_length

@@ -98,7 +98,10 @@ async def _scripted(model_dir: Path, config: EngineConfig, store: WeightStore | 
     yield ScriptedCore(store)
 
 
-CORES: dict[str, Callable[..., AbstractAsyncContextManager[EngineCore]]] = {**ENGINE_KINDS, "scripted": _scripted}
+CORES: dict[str, Callable[..., AbstractAsyncContextManager[EngineCore]]] = {
+    "embedded": ENGINE_KINDS["embedded"],
+    "scripted": _scripted,
+}  # vllm goes through the same in tests/vllm, where there is one
 
 
 class Engine(HttpEngineClient):

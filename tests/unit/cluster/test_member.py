@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
-from polyrhythm.cluster.member import _find_model, joining_engine, read_run_credentials
+from polyrhythm.cluster.member import _engine_config, _find_model, joining_engine, read_run_credentials
+from polyrhythm.config import EngineConfig
 from polyrhythm.errors import UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
@@ -56,7 +57,7 @@ async def test_an_address_that_says_nothing_to_the_conductor_is_refused(tmp_path
     with pytest.raises(UserError, match="give the address at which it reaches this engine"):
         await joining_engine(
             "http://127.0.0.1:9", token_file=tmp_path, name=None, model=None, host=host, port=0, num_threads=1,
-            always_download=False,
+            always_download=False, of_kind={},
         )  # fmt: skip
 
 
@@ -69,3 +70,15 @@ def test_a_url_that_is_none_is_refused(url):
 def test_nobody_at_the_address_is_said():
     with pytest.raises(Unreachable, match="cannot be reached"):
         RunAdmin("http://127.0.0.1:9", "secret").info()
+
+
+def test_an_engine_may_be_of_another_kind_than_those_of_the_run():
+    of_run = EngineConfig(kind="vllm", python="/there/python", options={"enforce-eager": True}, max_batch=7)
+    run = RunInfo("m", "/m", "/s", of_run.model_dump(), 3, 60.0, 60.0)
+    same = _engine_config(run, {"threads": 2, "python": "/here/python"})
+    assert (same.kind, same.python, same.options) == ("vllm", "/here/python", {"enforce-eager": True})
+    assert _engine_config(run, {"threads": 2}).python == "", "an interpreter is that of a machine"
+    other = _engine_config(run, {"kind": "embedded", "threads": 2})
+    assert (other.kind, other.options, other.max_batch, other.threads) == ("embedded", {}, 7, 2)
+    with pytest.raises(UserError, match=r'goes with engine\.kind="vllm"'):
+        _engine_config(run, {"kind": "embedded", "url": "http://localhost:1"})

@@ -1,0 +1,1 @@
+"""What runs inside vLLM's worker. vLLM's Python finds this folder and nothing else of the package."""
