@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, create_model
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from polyrhythm.config import Config
+from polyrhythm.rewards.kinds import REWARDS
 from polyrhythm.tasks.registry import TASKS
 from polyrhythm.user_code import find_kind
 
@@ -30,6 +31,11 @@ The keys above all sections.
 TASK_OPTIONS = """## Options of the built-in tasks
 
 What `task.options` may hold, for each `task.name`.
+
+"""
+REWARD_OPTIONS = """## Options of the built-in rewards
+
+What `reward.options` may hold below the name of a reward, such as `options = { format = { … } }`; [rewards.md](rewards.md) says more about each.
 
 """
 KEY_TABLE = "| key | type | default | meaning |\n|---|---|---|---|\n"
@@ -52,8 +58,9 @@ def page() -> str:
     for name, section in sections.items():
         if section is not None:
             blocks.append(f"## [{name}]\n\n{section['description']}\n\n{_key_table(section['properties'], f'{name}.')}")
-    tasks = [_task(name) for name in TASKS]
-    return "\n".join([*blocks, TASK_OPTIONS + "\n".join(tasks)])
+    tasks = [_options(name, find_kind("task.name", name, TASKS, "task")) for name in TASKS]
+    rewards = [_options(name, find_kind("reward.functions", name, REWARDS, "reward")) for name in REWARDS]
+    return "\n".join([*blocks, TASK_OPTIONS + "\n".join(tasks), REWARD_OPTIONS + "\n".join(rewards)])
 
 
 def _section(schema: dict[str, Any], key: dict[str, Any]) -> dict[str, Any] | None:
@@ -68,8 +75,7 @@ def _key_table(keys: dict[str, Any], before: str) -> str:
     return KEY_TABLE + "".join(rows)
 
 
-def _task(name: str) -> str:
-    kind = find_kind("task.name", name, TASKS, "task")
+def _options(name: str, kind: Callable[..., Any]) -> str:
     return f"### {name}\n\n{_one_line(kind.__doc__)}\n\n{_option_table(kind)}"
 
 
