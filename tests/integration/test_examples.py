@@ -82,6 +82,13 @@ def test_a_task_of_ones_own_brings_its_reward_and_is_found_beside_the_script(tmp
     assert run.config.task.name == "own_task:Squares" and "reward/accuracy" in run.metrics[0]
 
 
+def test_sums_of_reasoning_gym_have_two_rewards_and_a_curve(tmp_path, tiny_model_dir):
+    said = run_example(tmp_path, EXAMPLES / "chain_sum.py", tiny_model_dir, 1, "curve.svg")
+    assert "answer is right: 0." in said and "answer is a number: 0." in said
+    assert (tmp_path / "curve.svg").read_text().count("<polyline") == 2
+    assert set(run_of(tmp_path).samples[0]["scores"]) == {"score", "format"}
+
+
 def test_the_hand_written_loop_learns(tmp_path, tiny_model_dir):
     said = run_example(tmp_path, EXAMPLES / "hand_written_loop.py", tiny_model_dir, 15, 3e-3)
     rewards = [float(reward) for reward in re.findall(r"reward (\d\.\d+)", said)]
