@@ -76,16 +76,16 @@ def call_with_options(key: str, factory: Callable[..., Any], options: Mapping[st
 
 def _check_option_names(key: str, factory: Callable[..., Any], options: Mapping[str, Any], what: str) -> None:
     parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, value in options.items():
-        if name not in parameters:
+        if name not in parameters and not takes_any:
             if why := explain_name(f"{key}.{name}"):
                 raise UserError(why)
             known = ", ".join(parameters) or "none"
             raise UserError(f"{key}.{name}={value!r} is not an option of {what}: it has {known}")
     for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in options:
+        is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if is_named and parameter.default is parameter.empty and name not in options:
             raise UserError(f"{key}.{name} is missing: {what} needs it")
 
 

@@ -62,8 +62,8 @@ def saved_splits(folder: Path) -> dict[str, Any]:
     from datasets import DatasetDict
 
     path = folder / "splits"
-    DatasetDict(validation=_table(), test=_table().select([0])).save_to_disk(path)
-    return {"path": str(path), "split": "validation"}
+    DatasetDict(train=_table(), test=_table().select([0])).save_to_disk(path)
+    return {"path": str(path)}
 
 
 def hub_folder(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ polyrhythm train --help              every key of a run
 COMMANDS = {
     "train": "train a model: start engines, conductor and trainer on this machine",
     "init": "write a commented configuration for a model and a dataset",
+    "data": "show the problems of a run as the model will see them",
     "export": "write a step of a run as a model folder",
     "fetch": "get a model into the cache and check that it can be trained",
     "setup": "make the environment of vLLM, which does not fit into ours",
@@ -32,6 +33,8 @@ COMMANDS = {
     "trainer": "a process of a run, started by train",
 }
 """Each is a file in this folder, with `add_arguments(parser)` and `run(parsed)`."""
+HAVE_KEYS = ("train", "data")
+"""Those that take every key of a run as a flag; the flags that are not keys are their `OWN_FLAGS`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,12 +58,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _explain_unknown(argument: str, command: str) -> str:
-    if command == "train" and argument.startswith("--"):
-        from polyrhythm.cli.train import OWN_FLAGS
+    if command in HAVE_KEYS and argument.startswith("--"):
         from polyrhythm.config import explain_unknown
 
-        flag = argument.split("=")[0]
-        if close := difflib.get_close_matches(flag, OWN_FLAGS, n=1, cutoff=0.8):
+        flag, own = argument.split("=")[0], importlib.import_module(f"polyrhythm.cli.{command}").OWN_FLAGS
+        if close := difflib.get_close_matches(flag, own, n=1, cutoff=0.8):
             return f"unknown argument {argument}: did you mean {close[0]}?"
         return explain_unknown(flag.removeprefix("--"))
     return f"unknown argument {argument}: `polyrhythm {command} --help` lists what there is"
@@ -72,7 +74,7 @@ def _build_parser(chosen: str) -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: parser.print_help() or 0)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        has_keys = name == "train"  # so many that it has a help of its own, and an abbreviation could be any of them
+        has_keys = name in HAVE_KEYS  # so many that it has a help of its own, and an abbreviation could be any of them
         subparser = commands.add_parser(
             name, help=summary, description=summary, allow_abbrev=not has_keys, add_help=not has_keys
         )

@@ -7,6 +7,7 @@ takes `groups_per_step` at a time; `PromptText` makes token ids of their prompts
 
 from polyrhythm.tasks.encoding import PromptText
 from polyrhythm.tasks.problems import (
+    RunProblems,
     choose_problems,
     find_too_long,
     num_needed,
@@ -19,6 +20,6 @@ from polyrhythm.tasks.stream import ProblemStream
 from polyrhythm.tasks.task import Task
 
 __all__ = [
-    "TASKS", "ProblemStream", "PromptText", "Task", "choose_problems", "find_too_long", "make_task", "num_needed",
+    "TASKS", "ProblemStream", "PromptText", "RunProblems", "Task", "choose_problems", "find_too_long", "make_task", "num_needed",
     "open_problems", "problems_to_check", "say_too_long",
 ]  # fmt: skip

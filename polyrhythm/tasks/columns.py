@@ -11,7 +11,7 @@ from polyrhythm.types import Problem
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query")
 ANSWER_COLUMNS = ("answer", "ground_truth", "solution", "label", "reward_model.ground_truth")
 """The names people use, in the order in which they are looked for."""
-RESERVED = ("prompts", "completions", "completion_ids")
+RESERVED = ("prompts", "completions", "completion_ids", "finish_reason", "trainer_state", "log_extra", "log_metric")
 """Reward functions get these by name already."""
 
 

@@ -98,7 +98,11 @@ def say_too_long(config: Config, task: Task, text: PromptText, num_too_long: int
     """One line about the prompts that are too long, if there are any."""
     if not num_too_long:
         return []
-    what = "their problems are left out" if config.prompt.too_long == "drop" else "their beginnings are cut off"
+    what = {
+        "error": "the run is refused",
+        "drop": "their problems are left out",
+        "truncate": "their beginnings are cut off",
+    }[config.prompt.too_long]
     return [
         f"{num_too_long} of {task.num_problems or f'the first {NUM_ENDLESS_CHECKED}'} prompts are longer than "
         f'{text.max_prompt_tokens} tokens: {what} (prompt.too_long = "{config.prompt.too_long}")'

@@ -10,7 +10,9 @@ import pytest
 
 from polyrhythm.config import TaskConfig
 from polyrhythm.errors import UserError
+from polyrhythm.rewards.sandbox.calling import OFFERED
 from polyrhythm.tasks import ProblemStream, make_task
+from polyrhythm.tasks.columns import RESERVED
 from polyrhythm.tasks.dataset import DatasetTask
 from polyrhythm.types import Problem
 
@@ -113,6 +115,10 @@ def test_a_number_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
     task = DatasetTask(path=write(tmp_path, '{"prompt": "a", "answer": 123456789012345678901234567890}'))
     with pytest.raises(UserError, match=r"jsonl:1: a number in 'answer' needs more than 64 bits"):
         task.problem(0)
+
+
+def test_no_column_can_hide_what_every_reward_function_is_given() -> None:
+    assert set(OFFERED) <= set(RESERVED)
 
 
 def test_an_answer_key_that_a_row_lacks_is_named(tmp_path: Path) -> None:

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from polyrhythm.config import TaskConfig
+from polyrhythm.config import PromptConfig, TaskConfig
 from polyrhythm.errors import UserError
 from polyrhythm.tasks import make_task
 from polyrhythm.tasks.addition import Addition
@@ -30,6 +31,40 @@ class Counting:
 
 class NoTask:
     pass
+
+
+class Failing(Counting):
+    """Its third problem cannot be made; its fourth is an array."""
+
+    def __init__(self, upto: int = 4, broken: bool = False) -> None:
+        if broken:
+            raise RuntimeError("no such table")
+        super().__init__(upto)
+
+    def problem(self, index: int) -> Any:
+        if index == 2:
+            raise KeyError("question")
+        return {0: Problem(0, "fine"), 1: {"prompt": "a dict"}, 3: Problem(3, np.array(["hi"]))}[index]  # type: ignore[arg-type]
+
+
+def test_what_a_task_raises_or_returns_is_named_with_the_problem() -> None:
+    task = make_task(TaskConfig(name=f"{__name__}:Failing"))
+    assert task.problem(0).prompt == "fine"
+    for index, message in (
+        (1, "is a dict: problem() must return a polyrhythm.types.Problem"),
+        (2, "cannot be made: KeyError: 'question'"),
+        (3, "the prompt is a ndarray of numpy or pandas"),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"problem {index} of task '{__name__}:Failing'")) as caught:
+            task.problem(index)
+        assert message in str(caught.value)
+
+
+def test_prompts_are_in_the_form_asked_for() -> None:
+    config = TaskConfig(name=f"{__name__}:Counting", options={"upto": 3})
+    assert make_task(config, PromptConfig(form="chat")).problem(2).prompt == [{"role": "user", "content": "2"}]
+    with pytest.raises(UserError, match=r"problem 0 of task .*: prompt.template has \{colour\}"):
+        make_task(config, PromptConfig(template="{colour}")).problem(0)
 
 
 def test_a_builtin_task_takes_its_options() -> None:
@@ -58,6 +93,11 @@ def test_a_class_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: 
         ("json:dumps", {}, "task.name='json:dumps' is not a class"),
         (f"{__name__}:NoTask", {}, "it needs problem(), num_problems, reward, stop and correct_above"),
         (f"{__name__}:Counting", {}, "task.options.upto is missing"),
+        (
+            f"{__name__}:Failing",
+            {"broken": True},
+            "cannot be made with task.options={'broken': True}: RuntimeError: no such",
+        ),
         (f"{__name__}:Counting", {"upto": 0}, "has no problems with task.options={'upto': 0}"),
         (f"{__name__}:Counting", {"up": 1}, "task.options.up=1 is not an option of task"),
         ("addition", {"digit": 2}, "task.options.digit=2 is not an option of task 'addition': it has digits, shots"),
