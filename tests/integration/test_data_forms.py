@@ -96,7 +96,7 @@ def test_reasoning_gym_trains_with_its_own_reward(cli):
     outcome = cli.run(*arguments[:at], *arguments[at + 2 :])
     assert outcome.returncode == 0, outcome.output
     metrics = metrics_of(outcome.run_dir)
-    assert len(metrics) == 2 and all(step["reward/num_failed"] == 0 for step in metrics)
+    assert len(metrics) == 2 and all(step["reward/excluded"] == 0 for step in metrics)
     kinds = {sample["columns"]["metadata"]["source_dataset"] for sample in samples_of(outcome.run_dir)}
     assert kinds == {"chain_sum", "spell_backward"}
 
