@@ -2,7 +2,7 @@
 
 import argparse
 
-from polyrhythm.cli.run_process import add_run_argument, join_run, serve
+from polyrhythm.runs.joining import add_run_argument, join_run, serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

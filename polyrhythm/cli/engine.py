@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from polyrhythm.cli.run_process import join_run, serve
 from polyrhythm.errors import UserError
+from polyrhythm.runs.joining import join_run, serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,8 +3,8 @@
 import argparse
 import signal
 
-from polyrhythm.cli.run_process import add_run_argument, join_run
 from polyrhythm.errors import UserError
+from polyrhythm.runs.joining import add_run_argument, join_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ LOCAL = "local and short: no network, no other process"
 CUT_OFF = "a timer cuts the connection off, which ends the wait"
 TIMEOUT_SCOPES = ("asyncio.timeout(", "_one_failure_ends_all(")  # the second holds the first
 WITHOUT_DEADLINE = {
-    ("cli/run_process.py", "task"): LIFE,
+    ("runs/joining.py", "task"): LIFE,
     ("conductor/service.py", "run"): LIFE,
     ("conductor/service.py", "asyncio.wait([run])"): "the task was cancelled; what it awaits is bounded",
     ("engine/server.py", "asyncio.Event().wait()"): LIFE,
