@@ -31,8 +31,8 @@ NEGATED_OF_A_MATRIX = 32
 NEGATED_OF_A_VECTOR = 2
 """Norms and biases are small, and single entries of them may mean little."""
 
-TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""How far log-probabilities of the same weights may lie apart, by the number format an engine computes in."""
+TOLERANCES = {"float64": 1e-3, "float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+"""How far log-probabilities of the same weights may lie apart, by the number format that they are computed in."""
 
 ProbeLogprobs = Callable[[Sequence[Sequence[int]]], list[float]]
 """Of every token but the first of each sequence: its log-probability after those before it."""
@@ -45,10 +45,15 @@ class ProofFailed(SnapshotError):
 def probe_of(model: "PreTrainedModel", version: int) -> Probe:
     """What a model of transformers computes now, by its own forward pass. Its weights are not changed, not by a bit."""
     vocab_size = model.config.get_text_config().vocab_size
-    return make_probe(version, vocab_size, named_weights(model), lambda sequences: _own_logprobs(model, sequences))
+    number_format = str(model.dtype).removeprefix("torch.")
+    return make_probe(
+        version, vocab_size, named_weights(model), lambda sequences: _own_logprobs(model, sequences), number_format
+    )
 
 
-def make_probe(version: int, vocab_size: int, weights: Mapping[str, Tensor], logprobs_of: ProbeLogprobs) -> Probe:
+def make_probe(
+    version: int, vocab_size: int, weights: Mapping[str, Tensor], logprobs_of: ProbeLogprobs, number_format: str
+) -> Probe:
     """The probe of `version`, whose weights are in use by `logprobs_of`; they are the same bits again when this returns."""
     draw = random.Random(version)
     sequences = [[draw.randrange(vocab_size) for _ in range(SEQUENCE_LENGTH)] for _ in range(NUM_SEQUENCES)]
@@ -60,7 +65,7 @@ def make_probe(version: int, vocab_size: int, weights: Mapping[str, Tensor], log
             f"weights v{version} give log-probabilities that are not finite: training has diverged; "
             "lower training.learning_rate or training.max_grad_norm"
         )
-    return Probe(seed=version, sequences=sequences, logprobs=logprobs, canary_logprobs=canary_logprobs)
+    return Probe(version, sequences, logprobs, canary_logprobs, number_format)
 
 
 def negate_for_canary(weights: Mapping[str, Tensor], seed: int) -> None:
@@ -88,8 +93,13 @@ def required_probe(manifest: Manifest) -> Probe:
 
 
 def check_proof(version: int, probe: Probe, logprobs: Sequence[float], number_format: str, *, is_canary: bool) -> None:
-    """Raises ProofFailed, with the numbers, unless an engine's log-probabilities are those of the probe or of its canary."""
-    expected, tolerance = probe.canary_logprobs if is_canary else probe.logprobs, TOLERANCES[number_format]
+    """Raises ProofFailed, with the numbers, unless an engine's log-probabilities are those of the probe or of its canary.
+
+    `number_format` is the engine's; the coarser of that and the trainer's says how far apart they may be.
+    """
+    expected = probe.canary_logprobs if is_canary else probe.logprobs
+    number_format = max(number_format, probe.number_format, key=TOLERANCES.__getitem__)
+    tolerance = TOLERANCES[number_format]
     if len(logprobs) != len(expected):
         raise ProofFailed(f"weights v{version}: {len(logprobs)} log-probabilities for the {len(expected)} of the probe")
     gaps = [abs(own - right) for own, right in zip(logprobs, expected, strict=True)]

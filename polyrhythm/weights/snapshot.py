@@ -39,6 +39,8 @@ class Probe(msgspec.Struct, frozen=True):
     """Of every token but the first of each sequence, one sequence after the other."""
     canary_logprobs: list[float]
     """The same by the canary of the seed."""
+    number_format: str
+    """What the trainer has computed them in."""
 
 
 class Manifest(msgspec.Struct, frozen=True):

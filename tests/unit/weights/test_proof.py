@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -29,7 +30,7 @@ def bytes_of(model) -> list[bytes]:
 def test_a_canary_shows_every_tensor_that_stays_as_it_was(kind):
     model = build_model(kind)  # its biases are not zero: what is zero has no sign to show
     weights = named_weights(model)
-    probe = make_probe(3, VOCAB_SIZE, weights, lambda sequences: own_logprobs(model, sequences))
+    probe = make_probe(3, VOCAB_SIZE, weights, lambda sequences: own_logprobs(model, sequences), "float32")
     for stale in weights:
         loaded = {name: tensor for name, tensor in weights.items() if name != stale}
         negate(loaded, probe.seed)
@@ -65,13 +66,15 @@ def test_weights_are_restored_even_if_scoring_the_canary_fails():
         return own_logprobs(model, sequences)
 
     with pytest.raises(RuntimeError):
-        make_probe(0, VOCABULARY, named_weights(model), logprobs_of)
+        make_probe(0, VOCABULARY, named_weights(model), logprobs_of, "float32")
     assert calls == [True, False] and bytes_of(model) == before
 
 
 def test_each_version_has_tokens_and_columns_of_its_own():
     model = build_tiny_model("llama")
-    probes = [make_probe(v, VOCABULARY, {}, lambda sequences: own_logprobs(model, sequences)) for v in (0, 1, 1)]
+    probes = [
+        make_probe(v, VOCABULARY, {}, lambda sequences: own_logprobs(model, sequences), "float32") for v in (0, 1, 1)
+    ]
     assert probes[0].sequences != probes[1].sequences and probes[1] == probes[2]
     shape = (99, 576)
     assert canary_columns(0, "a", shape) != canary_columns(1, "a", shape) != canary_columns(1, "b", shape)
@@ -85,13 +88,15 @@ def test_a_policy_that_computes_nothing_finite_ends_the_run_and_says_so():
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
     with pytest.raises(RunError, match="weights v4 give log-probabilities that are not finite: training has diverged"):
-        make_probe(4, VOCABULARY, named_weights(model), lambda sequences: own_logprobs(model, sequences))
+        make_probe(4, VOCABULARY, named_weights(model), lambda sequences: own_logprobs(model, sequences), "float32")
 
 
 @pytest.mark.parametrize(("number_format", "gap"), [("bfloat16", 0.4), ("float16", 0.09), ("float32", 0.0009)])
 def test_how_far_apart_is_too_far_depends_on_the_number_format(number_format, gap):
-    probe = Probe(0, [[1, 2, 3]], [-5.0, -7.0], [-6.0, -8.0])
+    probe = Probe(0, [[1, 2, 3]], [-5.0, -7.0], [-6.0, -8.0], "float32")
     check_proof(0, probe, [-5.0 + gap, -7.0], number_format, is_canary=False)
+    by_trainer = msgspec.structs.replace(probe, number_format=number_format)
+    check_proof(0, by_trainer, [-5.0 + gap, -7.0], "float32", is_canary=False)
     for wrong in ([-5.0, -7.0 + 1.3 * gap], [-5.0, math.nan], [-5.0]):
         with pytest.raises(ProofFailed):
             check_proof(0, probe, wrong, number_format, is_canary=False)
