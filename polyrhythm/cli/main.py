@@ -26,6 +26,7 @@ COMMANDS = {
     "export": "write a step of a run as a model folder",
     "fetch": "get a model into the cache and check that it can be trained",
     "setup": "make the environment of vLLM, which does not fit into ours",
+    "doctor": "check this machine, its devices, a model's memory and a running engine; each problem with its fix",
     "models": "which model architectures run, and why some do not",
     "engine": "serve a model (--model), or help a run of another machine (--join)",
     "engines": "list, add, drain or remove the engines of a live run",

@@ -18,7 +18,7 @@ LEVELS = {
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
     "rollout": 3,
     "engine": 4, "conductor": 4, "loader": 4, "training": 4,
-    "chaos": 5, "cluster": 6, "loop": 7, "runs": 7, "cli": 8, "__main__": 9,
+    "chaos": 5, "doctor": 5, "cluster": 6, "loop": 7, "runs": 7, "cli": 8, "__main__": 9,
 }  # fmt: skip
 WITHOUT_TORCH = [
     "conductor.service",

@@ -1,0 +1,73 @@
+"""The machine: cores, memory, compiler, shared memory for snapshots, loopback ports."""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from polyrhythm.devices.memory import FP32, ModelShape, gigabytes
+from polyrhythm.doctor.findings import Finding
+from polyrhythm.kernels.compiling import WIDEST_VECTOR
+from polyrhythm.kernels.products import product_kernel
+from polyrhythm.kernels.switch import kernels_off
+
+SHARED_MEMORY = Path("/dev/shm")
+NUM_SNAPSHOTS = 3
+"""Two are kept, and one is being written."""
+CONNECT_DEADLINE_S = 5.0
+
+
+def check_machine() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(
+        "machine", "ok",
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {num_cores} cores, "
+        f"{gigabytes(memory.total)} GB of memory, {gigabytes(memory.available)} free",
+        numbers={"cores": num_cores, "memory": memory.total, "memory_free": memory.available, "python": sys.version},
+    )  # fmt: skip
+
+
+def check_kernels() -> Iterator[Finding]:
+    if kernels_off():
+        yield Finding(
+            "kernels", "warning", "switched off by POLYRHYTHM_KERNELS", "unset it to compute faster on the CPU"
+        )
+    elif product_kernel() is None:
+        yield Finding(
+            "kernels", "warning", "no C compiler: torch operators are used on the CPU, which is slower",
+            "install gcc or clang, or name one in CC",
+        )  # fmt: skip
+    else:
+        yield Finding("kernels", "ok", f"compiled for the CPU, vectors of {WIDEST_VECTOR} numbers at most")
+
+
+def check_shared_memory(model_dir: Path | None) -> Iterator[Finding]:
+    if not SHARED_MEMORY.is_dir():
+        yield Finding("shared memory", "warning", "there is none: snapshots of weights go to the run folder")
+        return
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    needed = NUM_SNAPSHOTS * FP32 * ModelShape.of_folder(model_dir).num_parameters if model_dir else 0
+    numbers = {"free": free, "needed": needed}
+    text = f"{gigabytes(free)} GB are free in {SHARED_MEMORY}"
+    if needed:
+        text += f", {NUM_SNAPSHOTS} snapshots of the model are {gigabytes(needed)}"
+    if needed > free:
+        yield Finding(
+            "shared memory", "warning", f"{text}: they will be written to the run folder, which is slower",
+            "in a container start it with more (--shm-size), or set weights.root to a folder on a fast disk", numbers,
+        )  # fmt: skip
+    else:
+        yield Finding("shared memory", "ok", text, numbers=numbers)
+
+
+def check_ports() -> Iterator[Finding]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address, timeout=CONNECT_DEADLINE_S):
+            yield Finding("ports", "ok", f"processes can meet on 127.0.0.1 (tried port {address[1]})")
