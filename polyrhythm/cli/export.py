@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> int:
         return _list(parsed.run_name)
     kept = find_kept_step(parsed.run_name)
     target = (parsed.to or kept.run.path / "export" / f"step-{kept.step}").expanduser().absolute()
-    _check_target(target, parsed.force)
+    _check_target(target, parsed.force, kept.run.model_dir)
     print(_export(kept, target, parsed.dtype or kept.run.config().training.save_dtype))
     return 0
 
@@ -49,12 +49,15 @@ def _list(name: str) -> int:
     return 0
 
 
-def _check_target(target: Path, force: bool) -> None:
+def _check_target(target: Path, force: bool, needed: Path) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not force:
         raise UserError(f"--to {target} is there already: give another folder, or --force to replace it")
-    if not (target / "config.json").is_file():  # --to ~ --force
+    if target.resolve() == needed.resolve():
+        raise UserError(f"--to {target} is the model that the run began with, which --resume needs: give another folder")
+    # --to ~ --force; a run folder has a config.json too.
+    if not (target / "config.json").is_file() or not any(target.glob("*.safetensors")):
         raise UserError(f"--to {target} holds something else than a model: it is not replaced, not even with --force")
 
 

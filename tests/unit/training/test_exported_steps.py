@@ -97,6 +97,23 @@ def test_nothing_is_overwritten_unless_it_is_a_model_and_that_is_wanted(trained_
     assert number_format(tmp_path / "old") == "bfloat16"
 
 
+def test_a_run_and_the_model_it_began_with_are_never_replaced(trained_run, bf16_model, capsys):
+    run, _ = trained_run
+    assert main(["export", f"{run.path}@1", "--to", str(run.path), "--force"]) == 2
+    assert "something else than a model" in capsys.readouterr().err and run.checkpoints.is_dir()
+    assert main(["export", f"{run.path}@1", "--to", str(bf16_model), "--force"]) == 2
+    assert "the model that the run began with" in capsys.readouterr().err
+
+
+def test_hidden_folders_beside_the_target_stay(trained_run, tmp_path):
+    run, _ = trained_run
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config" / "settings").write_text("mine")
+    assert main(["export", f"{run.path}@1", "--to", str(tmp_path / "config")]) == 0
+    assert (tmp_path / ".config" / "settings").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".config", "config"]
+
+
 def test_the_steps_that_are_there_are_listed(trained_run, capsys):
     run, _ = trained_run
     assert main(["export", str(run.path), "--list"]) == 0
