@@ -36,11 +36,17 @@ class ExactMatch:
         if said is None:
             return False
         rights = right if isinstance(right, list | tuple) else [right]
-        return self._compared(said) in map(self._compared, map(str, rights))
+        return self._compared(said) in {self._compared(text) for one in rights for text in _texts_of(one)}
 
     def _compared(self, text: str) -> str:
         text = text.strip()
         return text.casefold() if self.ignore_case else text
+
+
+def _texts_of(right: Any) -> list[str]:
+    """How an answer may be written: a table makes 4.0 of every 4 in a column that has an empty cell."""
+    is_whole = isinstance(right, float) and right.is_integer()
+    return [str(right), str(int(right))] if is_whole else [str(right)]
 
 
 def _part_of(text: str, part: str) -> str:

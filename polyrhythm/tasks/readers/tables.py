@@ -45,10 +45,11 @@ def read_parquet(path: Path) -> TableRows:
 
 
 def read_csv(path: Path, separator: str = ",") -> TableRows:
-    """Cells that look like numbers are numbers; an empty cell is None."""
+    """Cells that look like numbers are numbers; an empty cell is None, and nothing else is: NA and None may be answers."""
     _check_utf8(path)
+    options = {"sep": separator, "keep_default_na": False, "na_values": [""]}
     with _explained(f"{path} cannot be read as csv"), _quiet():
-        return _rows(datasets.load_dataset("csv", data_files=str(path), split="train", sep=separator), str(path))
+        return _rows(datasets.load_dataset("csv", data_files=str(path), split="train", **options), str(path))
 
 
 def read_folder(path: Path, options: Options) -> TableRows:

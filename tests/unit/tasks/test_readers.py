@@ -130,6 +130,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake(tmp_path: Path) 
     assert [task.problem(index).prompt for index in range(task.num_problems)] == ["a", "b"]
 
 
+def test_only_an_empty_cell_is_none(tmp_path: Path) -> None:
+    (tmp_path / "words.csv").write_text("prompt,answer\nWho?,None\nWhich?,NA\nWhat?,\n")
+    task = DatasetTask(path=str(tmp_path / "words.csv"))
+    assert [task.problem(index).columns["answer"] for index in range(3)] == ["None", "NA", None]
+
+
 def test_a_column_of_images_is_refused_by_name(tmp_path: Path) -> None:
     table = datasets.Dataset.from_list([{"prompt": "a", "picture": None}]).cast_column("picture", datasets.Image())
     table.save_to_disk(tmp_path / "pictures")
