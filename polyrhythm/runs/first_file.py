@@ -14,7 +14,6 @@ from polyrhythm.weights.pretrained import find_model
 
 NUM_LOOKED_AT = 64
 MAX_TOKENS = 256
-NUMBER = re.compile(r"-?[\d,]*\.?\d+")
 FORMULA = re.compile(r"####|\\|\$")
 """A solution as gsm8k has it, or LaTeX."""
 LAST_NUMBER = r"-?\d+(?:\.\d+)?"
@@ -87,7 +86,7 @@ def _task(data: str, seen: Seen) -> str:
 name = "addition"  # made up, to begin with; your own data: name = "dataset", options = { path = "problems.jsonl" }"""
     return f"""\
 [task]
-name = "dataset"  # rows: {seen.num_problems}; the first has the columns {", ".join(seen.columns) or "(prompt alone)"}
+name = "dataset"  # rows: {seen.num_problems}; the first has the columns {_in_a_comment(seen.columns) or "(prompt alone)"}
 options = {{ path = {_quoted(data)} }}  # files, save_to_disk folders, hub ids; also split, prompt_key, answer_key"""
 
 
@@ -113,7 +112,7 @@ def _reward(data: str, seen: Seen) -> list[str]:
 functions = ["{OWN_REWARD}:score"]  # the data have no reference answer, so a function of yours must judge"""
         ]
     shown = _quoted(str(seen.answer)[:40])
-    if NUMBER.fullmatch(str(seen.answer).strip()):
+    if re.fullmatch(LAST_NUMBER, str(seen.answer).strip()):
         return [
             f"""\
 [reward]
@@ -144,6 +143,11 @@ max_tokens = {seen.max_tokens}  # of a completion; longer ones are cut off there
 [training]
 learning_rate = 1e-6  # small models stand 1e-5; if the reward falls apart, lower it
 checkpoint_every = 20  # steps after which `polyrhythm train --resume RUN` can go on"""
+
+
+def _in_a_comment(names: list[str]) -> str:
+    """A name of somebody's data may hold a line end, and what follows would be a key."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)
 
 
 def _quoted(text: str) -> str:

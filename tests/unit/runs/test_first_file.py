@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from polyrhythm.cli.main import main
+from polyrhythm.rewards.kinds import make_reward
 from tests.tiny_model import save_tiny_model
 
 CHAT = [{"role": "user", "content": "Say a colour."}]
@@ -45,6 +46,21 @@ def test_the_file_fits_the_data_and_passes_a_dry_run(kind, tmp_path, model_dir, 
     assert (tmp_path / "my_rewards.py").exists() is (kind == "unscored")
     assert main(["train", "run.toml", "--dry-run"]) == 0
     assert "would start: conductor" in capsys.readouterr().out
+
+
+def test_names_of_somebodys_columns_stay_in_their_comment(tmp_path, model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "q", "answer": "a", "x\n[observe]\nview = 'none'\n#": 1}))
+    assert main(["init", "--model", str(model_dir), "--data", "rows.jsonl"]) == 0
+    assert "observe" not in tomllib.loads((tmp_path / "run.toml").read_text())
+
+
+def test_an_answer_that_the_pattern_would_tear_apart_is_not_looked_for_by_it(tmp_path, model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "How many?", "answer": "1,234"}))
+    assert main(["init", "--model", str(model_dir), "--data", "rows.jsonl"]) == 0
+    options = tomllib.loads((tmp_path / "run.toml").read_text())["reward"]["options"]
+    assert make_reward("exact_match", options["exact_match"])(completions=["It is\n1,234"], answer=["1,234"]) == [1.0]
 
 
 def test_a_file_that_is_there_is_left_alone(tmp_path, model_dir, capsys):
