@@ -55,7 +55,9 @@ def _check_target(target: Path, force: bool, needed: Path) -> None:
     if not force:
         raise UserError(f"--to {target} is there already: give another folder, or --force to replace it")
     if target.resolve() == needed.resolve():
-        raise UserError(f"--to {target} is the model that the run began with, which --resume needs: give another folder")
+        raise UserError(
+            f"--to {target} is the model that the run began with, which --resume needs: give another folder"
+        )
     # --to ~ --force; a run folder has a config.json too.
     if not (target / "config.json").is_file() or not any(target.glob("*.safetensors")):
         raise UserError(f"--to {target} holds something else than a model: it is not replaced, not even with --force")

@@ -21,7 +21,8 @@ def save_policy(policy: PreTrainedModel, model_dir: Path, target: Path, save_dty
     that format afterwards.
     """
     dtype_name = saved_format(save_dtype, model_dir)
-    staging = target.with_name(f".{target.name}.unfinished")  # not `.{target.name}`: beside a target `ssh` that is somebody's
+    # Not `.{target.name}`: beside a target `ssh` that is somebody's.
+    staging = target.with_name(f".{target.name}.unfinished")
     try:
         shutil.rmtree(staging, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,9 @@ def test_the_file_fits_the_data_and_passes_a_dry_run(kind, tmp_path, model_dir, 
 
 def test_names_of_somebodys_columns_stay_in_their_comment(tmp_path, model_dir, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "q", "answer": "a", "x\n[observe]\nview = 'none'\n#": 1}))
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"prompt": "q", "answer": "a", "x\n[observe]\nview = 'none'\n#": 1})
+    )
     assert main(["init", "--model", str(model_dir), "--data", "rows.jsonl"]) == 0
     assert "observe" not in tomllib.loads((tmp_path / "run.toml").read_text())
 
