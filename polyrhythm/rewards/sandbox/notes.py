@@ -7,7 +7,9 @@ from typing import Any
 
 MAX_COLUMNS = 32
 MAX_TEXT_CHARS = 4000
-NAME = re.compile(r"[\w.@:+/-]{1,100}")
+MAX_NAME_CHARS = 100
+NAME = re.compile(rf"[\w.@:+/-]{{1,{MAX_NAME_CHARS}}}")
+NOT_IN_NAMES = re.compile(r"[^\w.@:+/-]")
 
 
 class BadResult(ValueError):
@@ -38,7 +40,8 @@ class Notes:
 
     def log_details(self, row: int, details: Mapping[str, Any]) -> None:
         """The other keys of a dict that holds a `score`: columns of the sample, and metrics if they are numbers."""
-        for name, value in details.items():
+        for key, value in details.items():
+            name = NOT_IN_NAMES.sub("_", str(key))[:MAX_NAME_CHARS] or "_"  # to verl any key is right
             self._column(name)[row] = plain = sendable(value)
             if isinstance(plain, int | float):
                 self.log_metric(name, plain)

@@ -56,7 +56,12 @@ class Worker:
     @classmethod
     async def start(cls, setup: WorkerSetup) -> Self:
         host = socket_of_host(setup)
-        worker = await cls._spawn(setup) if host is None else await cls._fork(host)
+        try:
+            worker = await cls._spawn(setup) if host is None else await cls._fork(host)
+        except TimeoutError:
+            raise
+        except OSError as error:  # no memory or no processes left, for the moment
+            raise WorkerLost(f"a reward worker cannot be started: {error}") from error
         try:
             hello = await worker._exchange(pack_frame(setup), Hello, START_DEADLINE_S)
             if hello.error is not None:

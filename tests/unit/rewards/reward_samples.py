@@ -167,6 +167,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     return {"score": float(solution_str == ground_truth), "acc": solution_str == ground_truth, "pred": solution_str}
 
 
+def with_a_sentence_as_key(solution_str):
+    return {"score": 1.0, "is it right?": True}
+
+
 def gsm8k(solution_str, ground_truth, method="strict"):
     return 1.0 if solution_str == ground_truth and method == "strict" else 0.0
 

@@ -180,6 +180,11 @@ def test_the_other_keys_of_a_dict_are_columns_and_metrics():
     assert scores.metrics == {"acc": [1.0, 0.0]}
 
 
+def test_a_key_of_a_dict_may_be_any_text():
+    scores = score("with_a_sentence_as_key", "4")
+    assert scores.rewards == [1.0] and scores.extra == {"is_it_right_": [True]}
+
+
 def test_the_ground_truth_of_verl_is_looked_for_where_problems_have_it():
     signature = RewardSignature("m:compute_score", ["ground_truth"], per_completion=True)
     check_columns([signature], Problem(0, "", {"answer": 4}))

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -103,6 +104,16 @@ async def test_a_completion_that_a_worker_is_lost_over_again_and_again_fails_alo
     scores = await score(name, deadline_s=1.0, texts=("good", "bad", "better"))
     assert scores.rewards == [4.0, None, 6.0] and scores.scores == {name: [4.0, None, 6.0]}
     assert list(scores.failures) == [1]
+
+
+async def test_a_worker_that_cannot_be_started_again_fails_its_rollouts_and_not_the_run(monkeypatch):
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with RewardPool(setup_of("dies"), num_workers=1, deadline_s=20) as rewards:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        scores = await rewards.score(group_of(""))
+    assert "a reward worker cannot be started" in only_failure(scores).error
 
 
 async def test_workers_end_with_the_pool():
