@@ -22,7 +22,9 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "polyrhythm-"
 SCOPES = ("generate", "admin")
 CREDENTIALS_FILE = "tokens.json"
-CONDUCTOR_DEADLINE_S = 60.0
+CONDUCTOR_DEADLINE_S = 600.0
+"""It reads the data first, and measures every prompt if some may have to be dropped: a minute for 300,000. That it has failed
+is noticed at once."""
 
 
 class RunFolder:
