@@ -73,7 +73,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):
                 checkpoints.save_last(config.num_steps)
-                save_policy(trainer.policy, run.model_dir, run.trained_model, config.training.save_dtype)
+                save_policy(trainer.models.full_policy(), run.model_dir, run.trained_model, config.training.save_dtype)
 
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:

@@ -4,7 +4,8 @@ import difflib
 from typing import Any
 
 from polyrhythm.config.other_names import explain_name, explain_value
-from polyrhythm.config.sections import Config, Section
+from polyrhythm.config.section import Section
+from polyrhythm.config.sections import Config
 
 
 def all_keys() -> list[str]:

@@ -1,31 +1,13 @@
 """The sections of a configuration: one class per room, one docstring per key, cross-checks at the end."""
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from polyrhythm.errors import UserError
-
-if TYPE_CHECKING:  # editors complete the keys, as of any dataclass
-    from pydantic._internal._model_construction import ModelMetaclass as _Explained
-else:
-
-    class _Explained(type(BaseModel)):
-        """Whoever makes a configuration, from a file or in a script, hears of a mistake in one line that has the fix."""
-
-        def __call__(cls, *arguments: Any, **values: Any) -> Any:
-            try:
-                return super().__call__(*arguments, **values)
-            except ValidationError as error:
-                from polyrhythm.config.mistakes import explain  # which knows the sections
-
-                raise UserError("\n".join(explain(mistake) for mistake in error.errors())) from None
-
-
-class Section(BaseModel, metaclass=_Explained):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from polyrhythm.config.section import Explained, Section
+from polyrhythm.config.training import TrainingConfig
 
 
 class TaskConfig(Section):
@@ -168,84 +150,6 @@ class EngineConfig(Section):
         return self
 
 
-ScheduleName = Literal[
-    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr", "polynomial", "inverse_sqrt", "warmup_stable_decay",
-]  # fmt: skip
-ADAM_BETAS = (0.9, 0.95)
-KEYS_INSTEAD_OF_OPTIONS = {"lr": "training.learning_rate", "weight_decay": "training.weight_decay"}
-KEYS_INSTEAD_OF_SCHEDULE_OPTIONS = {"num_warmup_steps": "training.warmup_steps", "num_training_steps": "num_steps"}
-
-
-class TrainingConfig(Section):
-    """The trainer."""
-
-    learning_rate: float = Field(default=1e-5, ge=0)
-    """Peak learning rate."""
-    schedule: ScheduleName = "constant"
-    """How the learning rate moves over the num_steps of the run: a schedule of transformers, by its name."""
-    schedule_options: dict[str, Any] = {}
-    """The schedule's own options, such as {min_lr_rate = 0.1} or {num_decay_steps = 20}; see docs/training.md."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises to its peak; the first update has a part of it, never zero."""
-    optimizer: str = "adamw"
-    """adamw (fused), or `module:Class` of any torch optimizer, such as torch.optim:SGD."""
-    optimizer_options: dict[str, Any] = {}
-    """The optimizer's own options, such as {momentum = 0.9}; rate and weight decay have keys of their own."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Weight decay of the optimizer."""
-    weight_decay_exclude: list[str] = []
-    """Parameters whose name contains one of these, such as ["bias", "norm"], have no weight decay."""
-    adam_beta1: float = Field(default=ADAM_BETAS[0], ge=0, lt=1)
-    """First-moment decay of adamw."""
-    adam_beta2: float = Field(default=ADAM_BETAS[1], ge=0, lt=1)
-    """Second-moment decay of adamw."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are clipped to this norm after they were divided by the step's totals."""
-    tokens_per_micro_batch: int = Field(default=4096, ge=1)
-    """Token budget of one forward and backward pass."""
-    updates_per_step: int = Field(default=1, ge=1)
-    """Optimizer updates per step; above 1 the old policy is kept for the probability ratio, and groups are divided among
-    updates in the order in which they reach the trainer (see `order`)."""
-    share_prompt: Literal["auto", "always", "never"] = "auto"
-    """Compute a prompt once for all its completions."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    checkpoint_every: int = Field(default=20, ge=0)
-    """Steps between checkpoints, from which `train --resume` goes on; 0 writes none."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """How many checkpoints are kept; older ones are removed."""
-    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of the trained model that is saved; auto: that of the model the run began with. Checkpoints have all digits."""
-    num_ranks: int = Field(default=1, ge=1)
-    """Training processes. Each takes groups when it has nothing to do; gradients are added up before an update."""
-    threads: int = Field(default=0, ge=0)
-    """CPU threads of each rank; 0 divides the machine between the processes."""
-
-    @model_validator(mode="after")
-    def _checks(self) -> "TrainingConfig":
-        for option, key in KEYS_INSTEAD_OF_OPTIONS.items():
-            if option in self.optimizer_options:
-                raise ValueError(f"training.optimizer_options has {option!r}: it is given by {key}")
-        for option, key in KEYS_INSTEAD_OF_SCHEDULE_OPTIONS.items():
-            if option in self.schedule_options:
-                raise ValueError(f"training.schedule_options has {option!r}: it is given by {key}")
-        betas = (self.adam_beta1, self.adam_beta2)
-        if self.optimizer != "adamw" and betas != ADAM_BETAS:
-            raise ValueError(
-                f"training.adam_beta1 and training.adam_beta2 ({betas[0]}, {betas[1]}) are of adamw, not of "
-                f"training.optimizer={self.optimizer!r}: use training.optimizer_options"
-            )
-        if self.optimizer == "adamw" and "betas" in self.optimizer_options:
-            raise ValueError("training.optimizer_options has 'betas': use training.adam_beta1 and training.adam_beta2")
-        return self
-
-    @property
-    def rank_names(self) -> list[str]:
-        """The ranks' names as processes, in the timeline and as targets of faults."""
-        return ["trainer"] if self.num_ranks == 1 else [f"trainer-{rank}" for rank in range(self.num_ranks)]
-
-
 class WeightsConfig(Section):
     """The weight store."""
 
@@ -321,7 +225,7 @@ class ObserveConfig(Section):
     """What loggers call the run; empty: the name of its folder."""
 
 
-class Config(BaseSettings, metaclass=_Explained):
+class Config(BaseSettings, metaclass=Explained):
     """A run."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -336,6 +240,9 @@ class Config(BaseSettings, metaclass=_Explained):
     """Run folders are made in here, named by time."""
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     """Where models live: auto takes the accelerators of this machine, else the CPU. See docs/accelerators.md."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format in which the policy computes while it is trained; auto is float32. With bfloat16, fp32 weights beside it are
+    what is updated, and gradients are summed in fp32."""
     schedule: Literal["periodic", "sync"] = "periodic"
     """periodic: train on groups as they finish. sync: wait for all of them first, the reference it must equal."""
     order: Literal["completion", "problem"] = "completion"

@@ -21,7 +21,7 @@ from polyrhythm.config import (
     explain_unknown,
     merged_config,
 )
-from polyrhythm.config.sections import Section
+from polyrhythm.config.section import Section
 from polyrhythm.errors import UserError
 from polyrhythm.runs.data import WHAT_IT_CAN_BE, Rows, Saved, is_rows
 from polyrhythm.runs.script import name_of_class

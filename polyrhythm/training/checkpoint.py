@@ -92,6 +92,7 @@ class Checkpoints:
             state = self._space_for_state(self.store, version)
             self.store.load_into({**self._policy(), **state, NUM_UPDATES: num_updates}, version)
             self._restore(state)
+            self.trainer.optimizer.round_masters()
         except SnapshotError as error:
             raise RunError(
                 f"{error}: remove {self.store.folder(version)} to go on from an earlier checkpoint"
@@ -111,7 +112,8 @@ class Checkpoints:
         self._finished, self._num_updates = version, self.trainer.optimizer.num_updates
 
     def _policy(self) -> dict[str, torch.Tensor]:
-        return {f"{POLICY}{name}": tensor for name, tensor in named_weights(self.trainer.policy).items()}
+        models = self.trainer.models
+        return {f"{POLICY}{name}": tensor for name, tensor in named_weights(models.policy, models.masters).items()}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         optimizer = self.trainer.optimizer

@@ -13,6 +13,7 @@ from polyrhythm.config import TrainingConfig
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.training.optimizer_state import CannotBeKept, group_settings, restore_state, state_tensors
 from polyrhythm.training.policy.accumulate import gradient_of
+from polyrhythm.training.policy.masters import Masters, round_masters
 from polyrhythm.training.schedule import learning_rates
 from polyrhythm.user_code import find_kind
 
@@ -24,12 +25,12 @@ log = logging.getLogger(__name__)
 class Optimizer:
     """A torch optimizer over fp32 gradient sums; `step(divisor)` makes the one division of the update."""
 
-    def __init__(self, model: torch.nn.Module, config: TrainingConfig, num_steps: int):
+    def __init__(self, model: torch.nn.Module, config: TrainingConfig, num_steps: int, masters: Masters | None = None):
         self.config = config
-        self.names: dict[Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad
-        }
-        self.parameters = list(self.names)
+        self._masters = masters or {}
+        trained: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = list(trained)
+        self.names = {self._masters.get(parameter, parameter): name for parameter, name in trained.items()}
         self.num_updates = 0
         self.inner = _make(config, self.names)
         self._settings_at_the_start = group_settings(self.inner)
@@ -57,7 +58,12 @@ class Optimizer:
         torch._foreach_mul_(gradients, clip / divisor)  # pyright: ignore  # the division and the clipping in one pass over memory
         for group in self.inner.param_groups:
             group["lr"] = learning_rate
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if parameter in self._masters:
+                master = self._masters[parameter]
+                master.grad = gradient.to(master.device)
         self.inner.step()
+        round_masters(self._masters)
         torch._foreach_zero_(gradients)  # pyright: ignore  # kept, not freed: fresh pages cost more than zeroing
         self.num_updates += 1
         return {"train/grad_norm": gradient_norm, "train/learning_rate": learning_rate}
@@ -65,6 +71,10 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """All that the optimizer remembers, by name, for a checkpoint."""
         return state_tensors(self.inner, self.names, self._settings_at_the_start)
+
+    def round_masters(self) -> None:
+        """After the masters were read from a checkpoint."""
+        round_masters(self._masters)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that was kept."""

@@ -81,9 +81,10 @@ class Trainer:
     ):
         self.config = config
         self.replica = replica or WholeReplica()
-        self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature)
+        dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, dtype)
         self.loss = find_loss(config.algorithm.loss)
-        self.optimizer = Optimizer(policy, config.training, config.num_steps)
+        self.optimizer = Optimizer(policy, config.training, config.num_steps, self.models.masters)
         self.device = next(policy.parameters()).device
         self.recorder = recorder or ActivityRecorder("trainer")
         self.num_updates_in_step = 0

@@ -5,7 +5,8 @@ for the names of their own tensors, so the two sides cannot drift apart. Adapter
 formats for another kind of engine, are a change of this file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -41,12 +42,15 @@ def exported(policy: torch.nn.Module) -> Iterator[Rows]:
         yield whole(name, tensor.to(EXPORTED_DTYPE) if tensor.is_floating_point() else tensor)
 
 
-def named_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model by the names under which they are published; tied parameters appear once."""
+def named_weights(model: torch.nn.Module, instead: Mapping[Tensor, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:
+    """The tensors of a model by the names under which they are published; tied parameters appear once.
+
+    `instead` has other tensors for some of them.
+    """
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[name] = tensor.detach()
+            tensors[name] = instead.get(tensor, tensor).detach()
     return tensors

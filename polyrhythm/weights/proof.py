@@ -20,6 +20,7 @@ from torch import Tensor
 from polyrhythm.errors import RunError
 from polyrhythm.weights.export import named_weights
 from polyrhythm.weights.snapshot import Manifest, Probe, SnapshotError
+from polyrhythm.weights.widening import computing_in_fp32
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,7 +46,7 @@ class ProofFailed(SnapshotError):
 def probe_of(model: "PreTrainedModel", version: int) -> Probe:
     """What a model of transformers computes now, by its own forward pass. Its weights are not changed, not by a bit."""
     vocab_size = model.config.get_text_config().vocab_size
-    number_format = str(model.dtype).removeprefix("torch.")
+    number_format = "float32"  # it is computed in fp32, whatever the weights are kept in
     return make_probe(
         version, vocab_size, named_weights(model), lambda sequences: _own_logprobs(model, sequences), number_format
     )
@@ -118,7 +119,10 @@ def _own_logprobs(model: "PreTrainedModel", sequences: Sequence[Sequence[int]]) 
     if was_training:  # otherwise some of its layers may be in train mode on purpose: those that checkpoint
         model.eval()
     try:
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            computing_in_fp32(model),
+        ):  # what the published numbers are worth, whoever computes with them
             ids = torch.tensor(sequences, device=model.device)
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
             return logits.log_softmax(-1).gather(2, ids[:, 1:, None]).flatten().tolist()

@@ -26,6 +26,7 @@ seed
 num_steps
 output_dir
 device
+dtype
 schedule
 order
 task.name
@@ -72,6 +73,7 @@ training.schedule_options
 training.warmup_steps
 training.optimizer
 training.optimizer_options
+training.offload_optimizer
 training.weight_decay
 training.weight_decay_exclude
 training.adam_beta1

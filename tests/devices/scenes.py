@@ -38,6 +38,7 @@ from tests.devices import pretend_torch_npu
 from tests.tiny_model import byte_tokenizer
 
 NUM_LAYERS = (2, 6)
+DTYPES = ("bfloat16", "float32")
 ALGORITHMS = {
     "plain": {},
     "k3": {"kl_coef": 0.1},
@@ -58,6 +59,7 @@ def main(results: Path) -> None:
         said["kernel"] = kernel_for(pretend_device.DEVICE, torch.float32, 16, 2).__name__
         said["without its attention"] = without_its_attention(folders[2], Path(root, "loop"))
         said["rules"] = rules()
+        said["optimizer on the host"] = {dtype: optimizer_on_the_host(folders[2], dtype) for dtype in DTYPES}
     results.write_text(json.dumps(said))
 
 
@@ -81,9 +83,9 @@ def both(scene: Callable[[str], Any]) -> dict[str, Any]:
     return said
 
 
-def trainer_of(folder: Path, algorithm: dict[str, Any]) -> Trainer:
+def trainer_of(folder: Path, algorithm: dict[str, Any], **keys: Any) -> Trainer:
     rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 9}
-    return Trainer(load_config([], {"algorithm": algorithm, "rollout": rollout}), load_policy(folder))
+    return Trainer(load_config([], {"algorithm": algorithm, "rollout": rollout, **keys}), load_policy(folder))
 
 
 def micro_batch() -> MicroBatch:
@@ -117,6 +119,25 @@ def step_of(folder: Path, algorithm: dict[str, Any], root: Path) -> dict[str, An
         "device": str(trainer.device), "asked": asked, "places": places, "metrics": trainer.metrics(),
         "weights": weights, "came back": weights == loaded == flat_weights(trainer),
     }  # fmt: skip
+
+
+def optimizer_on_the_host(folder: Path, dtype: str) -> dict[str, Any]:
+    """What two updates make of the weights that are trained, beside the policy and on the host."""
+    os.environ[DEVICE_VARIABLE] = pretend_device.NAME
+    said: dict[str, Any] = {}
+    for offload in (False, True):
+        trainer = trainer_of(folder, {}, dtype=dtype, training={"offload_optimizer": offload})
+        for _ in range(2):
+            trainer.begin_step(0)
+            trainer.forward_backward(micro_batch())
+            trainer.optim_step()
+        state = [tensor for name, tensor in trainer.optimizer.state().items() if name.endswith(".exp_avg")]
+        said[str(offload)] = {
+            "masters": torch.cat([tensor.detach().cpu().flatten() for tensor in trainer.optimizer.names]).tolist(),
+            "policy": torch.cat([p.detach().cpu().flatten().float() for p in trainer.policy.parameters()]).tolist(),
+            "devices": sorted({tensor.device.type for tensor in state} | {trainer.device.type}),
+        }
+    return said
 
 
 def flat_weights(trainer: Trainer) -> list[float]:

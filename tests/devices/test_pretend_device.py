@@ -52,6 +52,16 @@ def test_published_weights_and_checkpoints_come_back_to_the_device(said):
     assert said["plain"]["2"]["cpu"]["came back"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_an_optimizer_on_the_host_gives_the_same_bits_as_one_beside_the_policy(said, dtype):
+    beside, on_host = said["optimizer on the host"][dtype]["False"], said["optimizer on the host"][dtype]["True"]
+    assert (beside["devices"], on_host["devices"]) == (["npu"], ["cpu", "npu"])
+    assert on_host["masters"] == beside["masters"] and on_host["policy"] == beside["policy"]
+    assert (on_host["masters"] == on_host["policy"]) is (dtype == "float32"), (
+        "in bf16 the policy is the masters rounded"
+    )
+
+
 def test_the_engine_draws_the_same_tokens_on_the_device(said):
     cpu, device = said["engine"]["cpu"], said["engine"]["npu"]
     assert device["tokens"] == cpu["tokens"]

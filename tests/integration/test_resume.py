@@ -34,7 +34,7 @@ def test_a_finished_run_can_be_given_more_steps_but_not_another_task(cli):
 def a_new_run_begins_with_a_step_of_it(cli, earlier):
     mixed = cli.run("train", "--resume", str(earlier.run_dir), "--from", str(earlier.run_dir))
     assert mixed.returncode == 2 and "give one of them" in mixed.output
-    arguments = cli.arguments(num_steps=1, algorithm__kl_coef=0.1, model="no/such-model")
+    arguments = cli.arguments(num_steps=1, algorithm__kl_coef=0.1, model="no/such-model", dtype="bfloat16")
     new = cli.run(*arguments, "--from", f"{earlier.run_dir}@2", "--with-optimizer")
     assert new.returncode == 0, new.output
     assert new.run_dir != earlier.run_dir and f"beginning with the weights of {earlier.run_dir}@2" in new.output
@@ -44,7 +44,9 @@ def a_new_run_begins_with_a_step_of_it(cli, earlier):
     assert (initial / "model.safetensors").read_bytes() not in (earlier.weights(), new.weights())
     (row,) = new.metrics()
     assert row["kl/k1"] == 0, "the reference is what it began with"
-    assert row["mismatch/logprob_abs_mean"] < 1e-4, "engine and trainer have the same"
+    assert 0 < row["mismatch/logprob_abs_mean"] < 0.05, (
+        "the trainer computes in bf16 with the numbers that the engine has"
+    )
     exported = cli.run("export", f"{earlier.run_dir}", "--to", "taken")
     assert exported.returncode == 0 and "step 3 of" in exported.output, exported.output
     assert (cli.work_dir / "taken" / "model.safetensors").read_bytes() == earlier.weights()

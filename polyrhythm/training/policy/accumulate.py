@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+_SUM = "gradient_sum"
+
 
 def accumulate_in_place(model: nn.Module) -> None:
     """Make the linear layers and embeddings of a model add their weights' gradients in place."""
@@ -52,8 +54,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (gradient,) = gradients
         (inputs,), weight = ctx.saved_tensors, ctx.weight
-        rows = gradient.flatten(0, -2)
-        gradient_of(weight).addmm_(rows.t(), inputs.flatten(0, -2))
+        rows, total = gradient.flatten(0, -2), gradient_of(weight)
+        total.addmm_(rows.t().to(total.dtype), inputs.flatten(0, -2).to(total.dtype))
         inputs_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
         return inputs_gradient, None, rows.sum(0) if ctx.has_bias else None
 
@@ -73,12 +75,19 @@ class _Embedding(torch.autograd.Function):
         rows, ids = gradients[0].flatten(0, -2), token_ids.flatten()
         if ctx.padding_index is not None:
             rows = rows.masked_fill((ids == ctx.padding_index).unsqueeze(1), 0)
-        gradient_of(weight).index_add_(0, ids, rows)
+        total = gradient_of(weight)
+        total.index_add_(0, ids, rows.to(total.dtype))
         return None, None, None
 
 
 def gradient_of(weight: Tensor) -> Tensor:
-    """The sum so far, zeros if there is none."""
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
+    """The sum so far, zeros if there is none; in fp32 for weights of fewer digits, whose `grad` could not be."""
+    if weight.dtype.itemsize >= torch.float32.itemsize:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        return weight.grad
+    total = vars(weight).get(_SUM)
+    if total is None:
+        total = torch.zeros_like(weight, dtype=torch.float32)
+        setattr(weight, _SUM, total)
+    return total

@@ -18,6 +18,7 @@ from polyrhythm.errors import UserError
 from polyrhythm.training.packing.layout import Layout
 from polyrhythm.training.packing.scoring import Scores, prepare_model, score
 from polyrhythm.training.policy.accumulate import accumulate_in_place
+from polyrhythm.training.policy.masters import put_masters_back, split_masters
 
 
 class TriModel:
@@ -25,10 +26,12 @@ class TriModel:
 
     def __init__(
         self, policy: PreTrainedModel, training: TrainingConfig, algorithm: AlgorithmConfig, temperature: float,
+        dtype: torch.dtype = torch.float32,
     ):  # fmt: skip
         self.temperature = temperature
         self.policy = policy
         self.shares_prompts = prepare_model(policy, training.share_prompt)
+        self.masters = split_masters(policy, dtype, training.offload_optimizer)  # after the probe, which is in fp32
         policy.eval()  # dropout would make the same tokens cost differently in two passes
         # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
         self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None
@@ -53,6 +56,11 @@ class TriModel:
     def score_reference(self, layout: Layout) -> Scores:
         assert self.reference is not None, "there is no reference model when kl_coef is 0"
         return score(self.reference, layout, temperature=self.temperature)
+
+    def full_policy(self) -> PreTrainedModel:
+        """The policy with all digits that it has been trained with. It cannot be trained on."""
+        put_masters_back(self.policy, self.masters)
+        return self.policy
 
     @torch.no_grad()
     def remember_old_policy(self) -> None:
