@@ -78,12 +78,16 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _show(problem: "Problem", text: "PromptText") -> list[str]:
     """One problem: the prompt's tokens as text, between rulers, and what the rewards are given beside it."""
+    from polyrhythm.observe.terminal.text import visible
+
     ids = text.encode(problem)
     form = "text" if isinstance(problem.prompt, str) else f"chat of {len(problem.prompt)}"
     title = f"── problem {problem.index} ({form}, {len(ids)} tokens) "
     width = min(100, shutil.get_terminal_size().columns)
-    lines = [title + "─" * max(0, width - len(title)), text.show(ids), "─" * width]
-    return [*lines, *(f"{name} = {_shorten(value)}" for name, value in problem.columns.items())]
+    # Line by line: what somebody wrote into a dataset must not command the terminal.
+    shown = [visible(line) for line in text.show(ids).split("\n")]
+    columns = [visible(f"{name} = {_shorten(value)}") for name, value in problem.columns.items()]
+    return [title + "─" * max(0, width - len(title)), *shown, "─" * width, *columns]
 
 
 def _shorten(value: object) -> str:

@@ -56,10 +56,16 @@ def bring_into(folder: RunFolder, beginning: Beginning, config: Config) -> Confi
     _export(kept, folder.initial_model)
     if beginning.with_optimizer:
         _copy_checkpoint(kept, folder.initial_optimizer)
-    dtype = saved_format(
-        config.training.save_dtype, kept.run.model_dir
-    )  # the new folder has all digits, whatever that had
+    dtype = _number_format_of_new_run(config.training.save_dtype, kept.run)
     return merged_config(config.model_dump(), {"model": str(folder.initial_model), "training": {"save_dtype": dtype}})
+
+
+def _number_format_of_new_run(save_dtype: str, earlier: RunFolder) -> str:
+    """ "auto" is the number format that was given to the first run: the folders in between have all digits."""
+    has_begun_with_another = earlier.model_dir == earlier.initial_model
+    if save_dtype == "auto" and has_begun_with_another:
+        save_dtype = earlier.config().training.save_dtype
+    return saved_format(save_dtype, earlier.model_dir)
 
 
 def _export(kept: KeptStep, target: Path) -> None:

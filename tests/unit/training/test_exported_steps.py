@@ -12,8 +12,9 @@ from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.models import check_model_folder
+from polyrhythm.runs import beginning
 from polyrhythm.runs.beginning import find_beginning
-from polyrhythm.runs.kept_step import find_kept_step
+from polyrhythm.runs.kept_step import KeptStep, find_kept_step
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.policy import saving
 from polyrhythm.training.policy.saving import save_policy
@@ -150,6 +151,18 @@ def test_an_altered_checkpoint_is_not_exported(trained_run, tmp_path, capsys):
         file.seek(50_000)
         file.write(before)
     assert "digests differ" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_the_number_format_stays_when_a_run_begins_with_one_that_began_with_another(trained_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(beginning, "_export", lambda _, target: save_tiny_model(target))  # in fp32, as it does
+    config = load_config([], places_in(tmp_path))
+    kept = find_kept_step(str(trained_run[0].path))
+    for _ in range(2):
+        new = RunFolder.reserve(config.output_dir)
+        of_new = beginning.bring_into(new, beginning.Beginning(kept), config)
+        new.fill(of_new, new.initial_model)
+        assert of_new.training.save_dtype == "bfloat16"
+        kept = KeptStep(new, 1)
 
 
 def test_a_new_run_goes_on_with_the_optimizer_and_counts_its_updates_anew(trained_run, bf16_model):
