@@ -17,9 +17,10 @@ PAGES = sorted(
 NAMED_FILE = re.compile(r"`((?:tests|benchmarks|configs|docs|examples|polyrhythm)/[\w./]+)`")
 
 
-def test_the_tree_in_the_readme_has_every_file():
+def test_the_tree_has_every_file_and_the_readme_every_room():
     readme = write_tree.README.read_text()
     assert write_tree.written(readme) == readme, "run `make docs`"
+    assert write_tree.page() == write_tree.PAGE.read_text(), "run `make docs`"
 
 
 def test_every_file_says_what_it_is_for():
