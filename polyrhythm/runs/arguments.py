@@ -38,6 +38,7 @@ class ConfigKeys(TypedDict, total=False):
     num_steps: int
     output_dir: str
     device: Literal["auto", "cpu", "cuda", "npu"]
+    dtype: Literal["auto", "float32", "bfloat16"]
     schedule: Literal["periodic", "sync"]
     order: Literal["completion", "problem"]
     task: TaskConfig | Keys
