@@ -157,7 +157,9 @@ time.sleep(600)
     try:
         wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
         pid = int(log.read_text().split()[-1])
+        assert not is_gone(pid)  # nothing but the death of its parent ends it
     finally:
         supervisor.kill()
         supervisor.wait(DEADLINE_S)
     wait_for(lambda: is_gone(pid))
+    assert is_gone(pid)

@@ -95,7 +95,7 @@ async def test_stop_tokens_are_kept_and_a_stop_string_ends_with_the_token_that_c
         assert 1 not in completion.token_ids[:-1]
 
 
-async def test_tokens_are_counted_while_requests_run(vllm_core: VllmEngine):
+async def test_every_generated_token_is_counted(vllm_core: VllmEngine):
     publish(vllm_core._store, build_model(seed=1), 1)
     await vllm_core.load(1)
     before = vllm_core.status().num_tokens_generated
@@ -104,6 +104,7 @@ async def test_tokens_are_counted_while_requests_run(vllm_core: VllmEngine):
     async with asyncio.timeout(DEADLINE_S):
         while vllm_core.status().num_tokens_generated < before + num_tokens:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+    assert vllm_core.status().num_tokens_generated == before + num_tokens
 
 
 async def test_administration_is_closed_to_other_processes(

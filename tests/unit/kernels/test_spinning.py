@@ -88,8 +88,10 @@ def test_its_pool_has_more_threads_than_cores_and_ends_with_it(gomp):
     sleeper = SleepAtOnce(gomp)
     wait_for(lambda: len(threads() - before) > len(os.sched_getaffinity(0)))
     pool = threads() - before
+    assert len(pool) > len(os.sched_getaffinity(0))
     sleeper.close()
     wait_for(lambda: not threads() & pool)
+    assert not threads() & pool
 
 
 def test_the_same_bits_are_computed_while_it_is_open(gomp):
