@@ -21,8 +21,8 @@ from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
 from polyrhythm.training.packing.layout import Layout, pack
 from polyrhythm.training.packing.transfer import moved_together
-from polyrhythm.training.parallel.ranks import WholeReplica
 from polyrhythm.training.parallel.replica import Replica
+from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import Group, MicroBatch
 

@@ -8,7 +8,7 @@ from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loop import train
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
-from polyrhythm.training.parallel.ranks import WholeReplica
+from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import SnapshotError, WeightStore

@@ -8,7 +8,7 @@ import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.loader import LoaderSettings, RolloutLoader
-from polyrhythm.training.parallel.ranks import WholeReplica
+from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch
 from tests.conftest import ScriptedSource, build_tiny_model, make_group

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from polyrhythm.errors import RunError
-from polyrhythm.training.parallel.ranks import WholeReplica, join_ranks
+from polyrhythm.training.parallel.ranks import join_ranks
+from polyrhythm.training.parallel.replicate import WholeReplica
 from tests.conftest import build_tiny_model
 from tests.unit.training.parallel.rank_worker import COMPARED, SCENARIOS, all_groups
 from tests.unit.training.test_equivalence import config_for, gradients_of, relative_error
