@@ -14,9 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from polyrhythm.cluster.cores import process_environment
 from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.pretrained import resolve_model
+from tests.meeting_place import CREDENTIAL, meeting_place
 
 MODES = {"one_rank": (1, 1), "two_ranks": (2, 1), "one_rank_two_threads": (1, 2)}
 GROUP_SIZE, PROMPT, COMPLETION = 8, 51, 4
@@ -32,6 +35,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--meeting", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
         print(json.dumps(measure(options)))
@@ -59,22 +63,22 @@ def summary(rows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
 
 
-def launch(mode: str, options: argparse.Namespace, place: Path) -> dict[str, float]:
+def launch(mode: str, options: argparse.Namespace, root: Path) -> dict[str, float]:
     """The step takes as long as its slowest rank; adding up, without waiting for others, as long as the last to come needs."""
     num_ranks, num_threads = MODES[mode]
-    folder = place / mode
+    folder = root / mode
     folder.mkdir(exist_ok=True)
-    (folder / "meeting").unlink(missing_ok=True)
     command = [sys.executable, __file__, "--model", options.model, "--groups", str(options.groups)]
     command += ["--num-ranks", str(num_ranks), "--folder", str(folder)]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--rank", str(rank)], env=process_environment(num_threads), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(num_ranks)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
+    with meeting_place(*(f"trainer-{rank}" for rank in range(num_ranks))) as place:
+        ranks = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), "--meeting", place.url], env=process_environment(num_threads), text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+            for rank in range(num_ranks)
+        ]  # fmt: skip
+        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     for rank, (_, trouble) in zip(ranks, said, strict=True):
         if rank.returncode:
             raise SystemExit(trouble)
@@ -101,7 +105,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
     training = {"num_ranks": options.num_ranks}
     config = load_config([], {"num_steps": 3, "rollout": rollout, "training": training})
-    replica = join_ranks(options.rank, options.num_ranks, options.folder / "meeting")
+    replica = join_ranks(options.meeting, CREDENTIAL, f"trainer-{options.rank}")
     trainer = Trainer(config, load_policy(resolve_model(options.model)), replica=replica)
     store, seconds = WeightStore(options.folder / "weights"), []
     settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)

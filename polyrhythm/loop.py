@@ -54,7 +54,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     client, name = ConductorClient(url, credential, rank), config.training.rank_names[rank]
     recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
     with recorder.doing(Activity.START):
-        replica = join_ranks(rank, config.training.num_ranks, run.meeting_file)
+        replica = join_ranks(url, credential, name)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config) and trainer.device.type == "cpu":
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)

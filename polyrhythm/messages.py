@@ -3,7 +3,7 @@
 Every server checks `Authorization: Bearer <token>`; `tokens.json` in the run folder holds one credential per scope.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -106,6 +106,47 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     version: int
     metrics: dict[str, float]
+
+
+class RankJoin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank of the trainer takes its place in the run. To say it again is harmless."""
+
+    name: str
+    member: str
+    """The process that joins, by a name that no other has."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0)]
+    """It waits so long for the others, and then asks again."""
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """Who trains together: the names of the ranks in their order, and the version they begin with.
+
+    Epoch 0: these are there, others are missing. What ranks tell each other belongs to an epoch; the next one begins when they change.
+    """
+
+    epoch: int
+    members: list[str]
+    version: int
+
+
+class RendezvousRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One operation on the keys by which the ranks of an epoch find each other."""
+
+    epoch: int
+    operation: Literal["set", "get", "add", "has", "delete", "compare_set", "num_keys"]
+    keys: list[str] = []
+    value: bytes = b""
+    expected: bytes = b""
+    amount: int = 0
+    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """With "get": so long it waits for keys that are not there."""
+
+
+class RendezvousReply(msgspec.Struct, frozen=True):
+    """`values` of the keys, None if they did not come in time; `number` is what was counted, or 1 for yes."""
+
+    values: list[bytes] | None = None
+    number: int = 0
 
 
 class GroupsReply(msgspec.Struct, frozen=True):

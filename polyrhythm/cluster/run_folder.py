@@ -42,7 +42,6 @@ class RunFolder:
         self.trained_model = path / "model"
         self.initial_model = path / "initial_model"
         self.initial_optimizer = path / "initial_optimizer"
-        self.meeting_file = self.processes / "ranks"
 
     @classmethod
     def create(cls, config: Config, model_dir: Path) -> "RunFolder":

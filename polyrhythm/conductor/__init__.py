@@ -5,5 +5,6 @@ finished groups wait in the step until the trainer pulls them:
 
     service (HTTP) → conductor (what the routes do) → dispatcher → pool → engine client
                                  step ← ledger, rewards
+                                 ranks: who trains together, and where they find each other
                                  assignment: which rank of the trainer gets which group
 """

@@ -12,6 +12,8 @@ from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
+from polyrhythm.conductor.ranks.membership import FixedMembership
+from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.conductor.refusals import Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.assignment import GroupAssignment
@@ -68,6 +70,10 @@ class Conductor:
         self.step: Step | None = None
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
+        self.rendezvous = Rendezvous(self.raise_failure)
+        self.membership = FixedMembership(
+            config.training.rank_names, first_step, self.rendezvous, self.raise_failure, self._event
+        )
         self.first_step = first_step
         self.step_log = step_log
         self._problems = problems
@@ -108,6 +114,11 @@ class Conductor:
                 raise RunError(self.failure)
         except* RunError as group:
             raise RunError(str(group.exceptions[0])) from group
+
+    def raise_failure(self) -> None:
+        """Nobody waits for anything in a run that has failed."""
+        if self.failure is not None:
+            raise RunFailed(self.failure)
 
     def fail(self, cause: str) -> None:
         """End the run; the first cause counts."""
@@ -159,7 +170,7 @@ class Conductor:
 
         To say the last version again is harmless. After the last step of the run none begins.
         """
-        self._raise_failure()
+        self.raise_failure()
         version, step = request.version, self.step
         if step is not None and version == step.version + step.is_committed:
             return
@@ -177,13 +188,13 @@ class Conductor:
         """Answers when `version` is published, engines hold it and the first groups are on their way."""
         self._check_rank(rank)
         while self.step is None or self.step.version < version:
-            self._raise_failure()
+            self.raise_failure()
             await self._changed.wait(TICK_S)
         step = self._step_at(version)
         while step.dispatched_at_s is None:
-            self._raise_failure()
+            self.raise_failure()
             await self._changed.wait(TICK_S)
-        self._raise_failure()
+        self.raise_failure()
 
     async def groups(self, version: int, offset: int, until: int, wait_s: float, rank: int = 0) -> GroupsReply:
         """The groups of a rank after its first `offset`, among the first `until` of the step, as soon as there is one.
@@ -194,7 +205,7 @@ class Conductor:
         step = self._step_at(version)
         until_s = time.monotonic() + wait_s
         while True:
-            self._raise_failure()
+            self.raise_failure()
             groups, is_last = step.share(rank, offset, min(until, step.num_groups))
             remaining_s = until_s - time.monotonic()
             if groups or is_last or remaining_s <= 0:
@@ -211,7 +222,7 @@ class Conductor:
 
     async def trainer_threads(self, known: int, wait_s: float) -> int:
         """How many threads the trainer should use, as soon as that is not the known number; 0: as it was started."""
-        self._raise_failure()
+        self.raise_failure()
         return await self.cores.trainer_threads(known, wait_s) if self.cores else 0
 
     def _check_done(self, step: Step, version: int) -> None:
@@ -355,10 +366,6 @@ class Conductor:
         if self.step is None or self.step.version != version:
             raise Conflict(f"step {version + 1} is not open")
         return self.step
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise RunFailed(self.failure)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None, "run() is not running"

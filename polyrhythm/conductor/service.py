@@ -9,6 +9,7 @@ from aiohttp import web
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
+from polyrhythm.conductor.ranks.routes import RankRoutes
 from polyrhythm.conductor.status import engine_view, run_status
 from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
@@ -63,6 +64,7 @@ class Service:
             web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
             web.post("/trainer/report", self._report),
             web.get("/trainer/threads", self._trainer_threads),
+            *RankRoutes(self._conductor.membership, self._conductor.rendezvous).routes(),
         ]
 
     async def _health(self, _: web.Request) -> web.Response:

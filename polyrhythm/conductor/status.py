@@ -93,6 +93,8 @@ def who_waits(conductor: Conductor) -> str:
         return "nobody: the run has failed"
     if not engines:
         return f"everybody waits for engines: {conductor.config.cluster.num_engines} are expected, none is there"
+    if step is None and conductor.membership.missing:
+        return f"everybody waits for {', '.join(conductor.membership.missing)} to join"
     if step is None:
         return "engines wait for the trainer to publish the first weights"
     if step.is_committed:

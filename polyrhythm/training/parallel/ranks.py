@@ -1,44 +1,37 @@
-"""The ranks of the trainer meet: processes of this machine that become one process group."""
+"""The ranks of the trainer meet: processes, wherever they are, that become one process group."""
 
-import os
 from datetime import timedelta
-from pathlib import Path
 
-import psutil
 import torch.distributed as dist
 
 from polyrhythm.devices import choose_device
 from polyrhythm.errors import RunError
 from polyrhythm.training.parallel.channel import DEADLINE
+from polyrhythm.training.parallel.meeting import ConductorLine, ConductorStore, bind_to_route, meet_others
 from polyrhythm.training.parallel.replicate import WholeReplica
 
 
-def join_ranks(rank: int, num: int, meeting_file: Path, deadline: timedelta = DEADLINE) -> WholeReplica:
-    """Wait for the other ranks of this machine. They find each other through a file that only their user can read.
+def join_ranks(url: str, credential: str, name: str, deadline: timedelta = DEADLINE) -> WholeReplica:
+    """Take the place of this name in the run whose conductor is at `url`, and wait for the other ranks.
 
     Each sees its own device alone (devices/plan.py); that has not been run on any accelerator.
     """
+    line = ConductorLine(url, credential)
+    membership = meet_others(line, name, deadline)
+    rank, num = membership.members.index(name), len(membership.members)
     if num == 1:
         return WholeReplica()
     device = choose_device()
-    for library in ("GLOO", "NCCL", "HCCL"):  # each would listen on the first address of the machine
-        os.environ[f"{library}_SOCKET_IFNAME"] = _loopback_interface()
+    bind_to_route(url)
     try:
-        store = dist.FileStore(str(meeting_file), num)  # pyright: ignore
+        store = ConductorStore(line, membership.epoch, deadline)
         backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"rank {rank} of {num} did not meet the others within {deadline}: {error}") from None
+        raise RunError(f"{name}, rank {rank} of {num}, could not connect to the others: {error}") from None
     return WholeReplica(rank, num, device)
 
 
 def leave_ranks() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _loopback_interface() -> str:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address == "127.0.0.1" for address in addresses):
-            return name
-    raise RunError("this machine has no loopback interface: ranks of the trainer cannot meet; use training.num_ranks=1")

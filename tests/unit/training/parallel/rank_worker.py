@@ -1,4 +1,4 @@
-"""One rank of a trainer as a process of its own: `python -m tests.unit.training.parallel.rank_worker RANK NUM FOLDER`.
+"""One rank of a trainer as a process of its own: `python -m tests.unit.training.parallel.rank_worker RANK NUM FOLDER URL`.
 
 Trains one step per scenario and leaves gradients and metrics in the folder.
 """
@@ -15,6 +15,7 @@ from polyrhythm.messages import GroupsReply
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
 from polyrhythm.types import Group
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
+from tests.meeting_place import CREDENTIAL
 from tests.unit.training.test_equivalence import NUM_GROUPS, config_for, gradients_of
 
 AGGREGATIONS = ("token_mean", "sequence_mean", "constant", "group_token_mean")
@@ -46,9 +47,9 @@ def all_groups() -> list[Group]:
     return [make_group(position) for position in range(NUM_GROUPS)]
 
 
-def main(rank: int, num: int, folder: Path) -> None:
+def main(rank: int, num: int, folder: Path, url: str) -> None:
     torch.set_num_threads(1)
-    replica = join_ranks(rank, num, folder / "meeting")
+    replica = join_ranks(url, CREDENTIAL, f"trainer-{rank}")
     listening = [
         connection.laddr.ip
         for connection in psutil.Process().net_connections(kind="inet")
@@ -68,4 +69,4 @@ def main(rank: int, num: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -17,6 +17,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.training.parallel.ranks import join_ranks
 from polyrhythm.training.parallel.replicate import WholeReplica
 from tests.conftest import build_tiny_model
+from tests.meeting_place import CREDENTIAL, meeting_place
 from tests.unit.training.parallel.rank_worker import COMPARED, SCENARIOS, all_groups
 from tests.unit.training.test_equivalence import config_for, gradients_of, relative_error
 
@@ -37,18 +38,19 @@ def together(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.unit.training.parallel.rank_worker"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": widest_interface()}
-    workers = [
-        subprocess.Popen(
-            [*command, str(rank), str(NUM_RANKS), str(folder)], cwd=ROOT, env=environment,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(NUM_RANKS)
-    ]  # fmt: skip
-    try:
-        outputs = [worker.communicate(timeout=DEADLINE_S)[0] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
+    with meeting_place(*(f"trainer-{rank}" for rank in range(NUM_RANKS))) as place:
+        workers = [
+            subprocess.Popen(
+                [*command, str(rank), str(NUM_RANKS), str(folder), place.url], cwd=ROOT, env=environment,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(NUM_RANKS)
+        ]  # fmt: skip
+        try:
+            outputs = [worker.communicate(timeout=DEADLINE_S)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
     assert [worker.returncode for worker in workers] == [0] * NUM_RANKS, "\n".join(outputs)
     return folder
 
@@ -88,13 +90,15 @@ def test_ranks_listen_on_loopback_alone(said):
     assert all(rank["listening"] and set(rank["listening"]) == {"127.0.0.1"} for rank in said)
 
 
-def test_a_rank_does_not_wait_for_ever_for_the_others(tmp_path):
-    with pytest.raises(RunError, match="rank 0 of 2 did not meet the others within 0:00:01"):
-        join_ranks(0, 2, tmp_path / "meeting", timedelta(seconds=1))
+def test_a_rank_does_not_wait_for_ever_for_the_others():
+    with meeting_place("trainer-0", "trainer-1") as place:
+        with pytest.raises(RunError, match="trainer-0 did not meet the other ranks of the run within 0:00:01"):
+            join_ranks(place.url, CREDENTIAL, "trainer-0", timedelta(seconds=1))
 
 
-def test_one_rank_needs_nobody(tmp_path):
-    replica = join_ranks(0, 1, tmp_path / "meeting")
+def test_one_rank_needs_nobody():
+    with meeting_place("trainer") as place:
+        replica = join_ranks(place.url, CREDENTIAL, "trainer")
     gradient = torch.ones(3)
     assert replica.add_up([gradient], 2.5) == 2.5 and torch.equal(gradient, torch.ones(3))
     assert replica.is_writer and replica.is_alone and replica.gather({"a": 1}) == [{"a": 1}]

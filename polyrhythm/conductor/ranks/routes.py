@@ -1,0 +1,51 @@
+"""The routes by which ranks join and find each other; the conductor's service serves them to whoever has its credential."""
+
+from aiohttp import web
+
+from polyrhythm.conductor.ranks.membership import FixedMembership
+from polyrhythm.conductor.ranks.rendezvous import Rendezvous
+from polyrhythm.http.errors import Refusal
+from polyrhythm.http.server import packed, read_message
+from polyrhythm.messages import RankJoin, RendezvousReply, RendezvousRequest
+
+MAX_WAIT_S = 60.0
+
+
+class RankRoutes:
+    """Decodes what ranks say, asks membership and rendezvous, and encodes the answer."""
+
+    def __init__(self, membership: FixedMembership, rendezvous: Rendezvous):
+        self._membership = membership
+        self._rendezvous = rendezvous
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/ranks/join", self._join), web.post("/rendezvous", self._meet)]
+
+    async def _join(self, request: web.Request) -> web.Response:
+        message = await read_message(request, RankJoin)
+        return packed(await self._membership.join(message, min(message.wait_s, MAX_WAIT_S)))
+
+    async def _meet(self, request: web.Request) -> web.Response:
+        message = await read_message(request, RendezvousRequest)
+        if not message.keys and message.operation != "num_keys":
+            raise Refusal(f"{message.operation} needs a key")
+        return packed(await self._answer(message))
+
+    async def _answer(self, asked: RendezvousRequest) -> RendezvousReply:
+        keys, place = asked.keys, self._rendezvous
+        match asked.operation:
+            case "get":
+                return RendezvousReply(values=await place.get(asked.epoch, keys, min(asked.wait_s, MAX_WAIT_S)))
+            case "set":
+                place.set(asked.epoch, keys[0], asked.value)
+                return RendezvousReply()
+            case "add":
+                return RendezvousReply(number=place.add(asked.epoch, keys[0], asked.amount))
+            case "has":
+                return RendezvousReply(number=int(place.has(asked.epoch, keys)))
+            case "delete":
+                return RendezvousReply(number=int(place.delete(asked.epoch, keys[0])))
+            case "num_keys":
+                return RendezvousReply(number=place.num_keys(asked.epoch))
+            case "compare_set":
+                return RendezvousReply(values=[place.compare_set(asked.epoch, keys[0], asked.expected, asked.value)])

@@ -1,0 +1,91 @@
+"""Ranks join under their names and begin together."""
+
+import asyncio
+
+import pytest
+
+from polyrhythm import messages
+from polyrhythm.conductor.ranks import membership as room
+from polyrhythm.conductor.ranks.membership import FixedMembership
+from polyrhythm.conductor.ranks.rendezvous import Rendezvous
+from polyrhythm.conductor.refusals import Conflict
+from polyrhythm.messages import Membership, RankJoin
+
+NAMES = ("trainer-0", "trainer-1")
+
+
+@pytest.fixture
+def ranks(monkeypatch) -> FixedMembership:
+    monkeypatch.setattr(room, "TICK_S", 0.01)
+    return FixedMembership(NAMES, 7, Rendezvous())
+
+
+def joins(rank: int, member: str = "", wait_s: float = 0.0) -> RankJoin:
+    return RankJoin(NAMES[rank], member or f"process {rank}", wait_s)
+
+
+async def test_ranks_begin_when_all_are_there_in_the_order_of_their_names(ranks):
+    assert await ranks.join(joins(1), 0) == Membership(0, ["trainer-1"], 7)
+    assert ranks.missing == ["trainer-0"]
+    second = asyncio.create_task(ranks.join(joins(1), 10))
+    await asyncio.sleep(0)
+    assert not second.done()
+    async with asyncio.timeout(5):
+        assert await ranks.join(joins(0), 10) == await second == Membership(1, [*NAMES], 7)
+    assert await ranks.join(joins(0), 0) == Membership(1, [*NAMES], 7), "to ask again is harmless"
+    assert ranks.missing == []
+
+
+async def test_a_name_that_is_none_or_taken_is_refused(ranks):
+    await ranks.join(joins(0), 0)
+    with pytest.raises(Conflict, match="no rank 'trainer-7' in this run: its ranks are trainer-0, trainer-1"):
+        await ranks.join(RankJoin("trainer-7", "x", 0), 0)
+    with pytest.raises(Conflict, match="trainer-0 has joined already"):
+        await ranks.join(joins(0, "another process"), 0)
+
+
+async def test_who_is_silent_before_the_others_came_can_be_replaced_and_is_not_counted(ranks, monkeypatch):
+    await ranks.join(joins(0), 0)
+    monkeypatch.setattr(room, "SILENCE_S", 0.0)
+    assert (await ranks.join(joins(1), 0)).epoch == 0, "the first has not asked again"
+    monkeypatch.setattr(room, "SILENCE_S", 5.0)
+    ranks._places["trainer-0"].seen_s -= 6
+    assert (await ranks.join(joins(0, "another process"), 0)).epoch == 1
+    ranks._places["trainer-1"].seen_s -= 6
+    with pytest.raises(Conflict, match="joined already"):
+        await ranks.join(joins(1, "another process"), 0)
+
+
+async def test_ranks_join_and_meet_at_the_conductor_and_a_failed_run_says_why(make_stage):
+    stage = await make_stage(training={"num_ranks": 2})
+    await stage.call("POST", "/ranks/join", joins(0))
+    assert (await stage.status()).waiting == "everybody waits for trainer-1 to join"
+    both = [asyncio.create_task(stage.call("POST", "/ranks/join", joins(rank, wait_s=10))) for rank in (0, 1)]
+    for status, body in await asyncio.gather(*both):
+        assert status == 200 and messages.decode(body, Membership) == Membership(1, [*NAMES], 0)
+    get = messages.RendezvousRequest(1, "get", ["a"], wait_s=10)
+    waiting = asyncio.create_task(stage.call("POST", "/rendezvous", get))
+    set_ = messages.RendezvousRequest(1, "set", ["a"], value=b"b")
+    assert (await stage.call("POST", "/rendezvous", set_))[0] == 200
+    status, body = await waiting
+    assert status == 200 and messages.decode(body, messages.RendezvousReply).values == [b"b"]
+    waiting = asyncio.create_task(
+        stage.call("POST", "/rendezvous", messages.RendezvousRequest(1, "get", ["c"], wait_s=10))
+    )
+    await asyncio.sleep(0.05)
+    stage.conductor.fail("an engine burnt down")
+    assert await waiting == (503, b"an engine burnt down")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (messages.RendezvousRequest(1, "get"), 400),
+        (messages.RendezvousRequest(9, "num_keys"), 409),
+        ({"epoch": 1, "operation": "list", "keys": ["a"]}, 400),
+        ({"epoch": 1, "operation": "get", "keys": ["a"], "wait_s": -1}, 400),
+    ],
+)
+async def test_what_makes_no_sense_at_the_rendezvous_is_refused(make_stage, request_, status):
+    stage = await make_stage()
+    assert (await stage.call("POST", "/rendezvous", request_))[0] == status
