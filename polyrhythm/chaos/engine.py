@@ -21,7 +21,7 @@ from polyrhythm import messages
 from polyrhythm.chaos.plan import ANSWERS, REQUEST, SIGNALS, SNAPSHOTS, Fault, Faults, damage, faults_of
 from polyrhythm.http.server import read_body
 from polyrhythm.observe.activity import Activity
-from polyrhythm.weights.store import WEIGHTS_FILE, WeightStore
+from polyrhythm.weights.store import WeightStore
 
 IDLE_S = 0.01
 OVERTAKEN_DEADLINE_S = 2.0
@@ -144,7 +144,7 @@ def _damaged(store: WeightStore, version: int, what: str) -> Iterator[None]:
         root, store.root = store.root, Path(folder)
         try:
             shutil.copytree(root / store.folder(version).name, store.folder(version))
-            damage(store.folder(version) / WEIGHTS_FILE, what)
+            damage(max(store.folder(version).glob("*.safetensors")), what)
             yield
         finally:
             store.root = root

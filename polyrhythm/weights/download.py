@@ -2,20 +2,20 @@
 
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-import torch
 
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import CallFailed, DeadlinePassed, ErrorReply
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
-    WEIGHTS_FILE,
     Manifest,
     SnapshotError,
     decode_manifest,
+    read_manifest,
     snapshot_folder,
 )
 from polyrhythm.weights.store import WeightStore
@@ -45,12 +45,15 @@ class DownloadingStore(WeightStore):
             download_snapshot(self._url, self._credential, version, self.root, self._deadline_s)
         return self.folder(version)
 
-    def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
-        try:
-            return WeightStore(self.local_folder(version).parent).load_into(targets, version)
-        except SnapshotError:
-            self.refuse(version)
-            raise
+    def manifest(self, version: int) -> Manifest:
+        """Alone, if nothing else of the version is here: who only compares needs no more."""
+        for root in (self._shared_root, self.root):
+            if root is not None and os.access(snapshot_folder(root, version) / MANIFEST_FILE, os.R_OK):
+                return read_manifest(root, version)
+        with tempfile.TemporaryDirectory() as folder, _downloading(self._url, version):
+            client = BlockingClient(self._url, self._credential, peer=f"the conductor at {self._url}")
+            until_s = time.monotonic() + self._deadline_s
+            return _fetch_manifest(client, version, Path(folder), until_s)
 
     def refuse(self, version: int) -> None:
         """The next attempt downloads it again."""
@@ -70,20 +73,32 @@ def download_snapshot(url: str, credential: str, version: int, root: Path, deadl
     until_s = time.monotonic() + deadline_s
     client = BlockingClient(url, credential, peer=f"the conductor at {url}")
     try:
-        _fetch(client, version, incoming / MANIFEST_FILE, MAX_MANIFEST_BYTES, until_s)
-        manifest = decode_manifest((incoming / MANIFEST_FILE).read_bytes(), version)
-        num_bytes = _fetch(client, version, incoming / WEIGHTS_FILE, manifest.num_bytes, until_s)
-        if num_bytes != manifest.num_bytes:
-            raise SnapshotError(f"weights v{version} came with {num_bytes} of {manifest.num_bytes} bytes")
-        os.rename(incoming, target)
+        with _downloading(url, version):
+            for name, expected in _fetch_manifest(client, version, incoming, until_s).files.items():
+                num_bytes = _fetch(client, version, incoming / name, expected, until_s)
+                if num_bytes != expected:
+                    raise SnapshotError(f"{name} of weights v{version} came with {num_bytes} of {expected} bytes")
+            os.rename(incoming, target)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def _downloading(url: str, version: int) -> Iterator[None]:
+    """What goes wrong inside is a SnapshotError that says where."""
+    try:
+        yield
     except DeadlinePassed:
         raise SnapshotError(f"weights v{version} did not arrive from {url} in time") from None
     except (OSError, CallFailed) as error:
         said = f"status {error.status}" if isinstance(error, ErrorReply) else str(error)
         raise SnapshotError(f"weights v{version} could not be downloaded from {url}: {said}") from None
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
-    return target
+
+
+def _fetch_manifest(client: BlockingClient, version: int, folder: Path, until_s: float) -> Manifest:
+    _fetch(client, version, folder / MANIFEST_FILE, MAX_MANIFEST_BYTES, until_s)
+    return decode_manifest((folder / MANIFEST_FILE).read_bytes(), version)
 
 
 def _fetch(client: BlockingClient, version: int, path: Path, max_bytes: int, until_s: float) -> int:

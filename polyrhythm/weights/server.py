@@ -1,4 +1,4 @@
-"""Snapshots for engines that cannot read the store's folder: two files of a version, and nothing else, over HTTP."""
+"""Snapshots for engines that cannot read the store's folder: the files of a version, and nothing else, over HTTP."""
 
 import asyncio
 from pathlib import Path
@@ -6,9 +6,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from polyrhythm.weights.snapshot import MANIFEST_FILE, MAX_VERSION_DIGITS, WEIGHTS_FILE, snapshot_folder
-
-SERVED = (MANIFEST_FILE, WEIGHTS_FILE)
+from polyrhythm.weights.snapshot import MANIFEST_FILE, MAX_VERSION_DIGITS, WEIGHTS_FILES, snapshot_folder
 
 
 class WeightServer:
@@ -24,7 +22,8 @@ class WeightServer:
     async def _send(self, request: web.Request) -> web.StreamResponse:
         version, name = int(request.match_info["version"]), request.match_info["file"]
         path = snapshot_folder(self._root, version) / name
-        if name not in SERVED or not await asyncio.to_thread(path.is_file):
+        is_of_a_version = name == MANIFEST_FILE or WEIGHTS_FILES.fullmatch(name)
+        if not is_of_a_version or not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound(text=f"weights v{version} have no such file here")
         return TimedFileResponse(path, self._deadline_s)
 

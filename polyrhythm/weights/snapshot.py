@@ -1,13 +1,18 @@
 """What a snapshot is on disk and on the wire: the names of its files and its manifest. Without torch, for those who only
 pass snapshots on."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from polyrhythm.errors import RunError
 
 WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors", re.ASCII)
+"""One file, or several of a larger model."""
 MANIFEST_FILE = "manifest.json"
 MAX_VERSION_DIGITS = 8
 MIN_WRITING_DEADLINE_S = 30.0
@@ -18,16 +23,52 @@ class SnapshotError(RunError):
     """A snapshot is missing, incomplete, altered, or does not fit the model."""
 
 
-class TensorEntry(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: list[int]
+class Piece(msgspec.Struct, frozen=True):
+    """Bytes of a tensor that one process has written at a time, and their BLAKE3 digest."""
+
     offset: int
+    """From the first byte of the tensor on."""
     num_bytes: int
     digest: str
 
     @property
+    def end(self) -> int:
+        return self.offset + self.num_bytes
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What one process has written of a version, by the tensors' names."""
+
+    version: int
+    pieces: dict[str, list[Piece]]
+
+
+class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a tensor is, and how its bytes are divided into pieces: without gaps, in their order."""
+
+    dtype: str
+    shape: list[int]
+    offset: int
+    """In its file."""
+    num_bytes: int
+    pieces: list[Piece] = []
+    file: str = WEIGHTS_FILE
+    digest: str = ""
+    """Of the whole tensor, as versions before 0.4.0 wrote it: one piece."""
+
+    def __post_init__(self) -> None:
+        if self.digest:
+            force_setattr(self, "pieces", [Piece(0, self.num_bytes, self.digest)])
+            force_setattr(self, "digest", "")
+
+    @property
     def is_floating_point(self) -> bool:
         return self.dtype.startswith(("F", "BF"))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row, along the first dimension."""
+        return self.num_bytes // self.shape[0] if self.shape and self.shape[0] else self.num_bytes
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -46,9 +87,16 @@ class Probe(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True):
     version: int
     num_bytes: int
+    """Of all files."""
     tensors: dict[str, TensorEntry]
     probe: Probe | None = None
     """None in what is not for engines, such as a checkpoint."""
+    files: dict[str, int] = {}
+    """Their sizes; versions before 0.4.0 had one file and did not say so."""
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            force_setattr(self, "files", {WEIGHTS_FILE: self.num_bytes})
 
 
 def snapshot_folder(root: Path, version: int) -> Path:
@@ -65,6 +113,41 @@ def decode_manifest(content: bytes, version: int) -> Manifest:
         raise SnapshotError(f"the manifest of weights v{version} is damaged: {error}") from None
     if manifest.version != version:
         raise SnapshotError(f"the folder of weights v{version} holds v{manifest.version}")
+    if odd := [name for name in manifest.files if not WEIGHTS_FILES.fullmatch(name)]:
+        raise SnapshotError(f"{odd[0]!r} is not a file of weights v{version}")
+    check_pieces(manifest)
+    return manifest
+
+
+def check_pieces(manifest: Manifest) -> None:
+    """Raises unless every byte of every tensor is in one piece, and in one only."""
+    for name, entry in manifest.tensors.items():
+        if entry.file not in manifest.files:
+            raise SnapshotError(f"{name} of weights v{manifest.version} is in no file")
+        end = 0
+        for piece in [*entry.pieces, Piece(entry.num_bytes, 0, "")]:
+            if piece.offset > end:
+                raise SnapshotError(
+                    f"{name} of weights v{manifest.version} is not all there: nobody has written bytes {end} to "
+                    f"{piece.offset} of {entry.num_bytes}"
+                )
+            if piece.offset < end:
+                raise SnapshotError(
+                    f"{name} of weights v{manifest.version}: bytes {piece.offset} to {end} were written twice"
+                )
+            end = piece.end
+
+
+def merged_pieces(layout: Manifest, written: Mapping[str, list[Piece]]) -> Manifest:
+    """The manifest of what was planned and then written; raises if something is missing or was not planned."""
+    if strangers := written.keys() - layout.tensors.keys():
+        raise SnapshotError(f"weights v{layout.version} have no tensor {min(strangers)}")
+    tensors = {
+        name: msgspec.structs.replace(entry, pieces=sorted(written.get(name, []), key=lambda piece: piece.offset))
+        for name, entry in layout.tensors.items()
+    }
+    manifest = msgspec.structs.replace(layout, tensors=tensors)
+    check_pieces(manifest)
     return manifest
 
 
@@ -97,7 +180,7 @@ def whole_versions(root: Path) -> list[int]:
 
 def _is_whole(root: Path, version: int) -> bool:
     try:
-        num_bytes = (snapshot_folder(root, version) / WEIGHTS_FILE).stat().st_size
-        return num_bytes == read_manifest(root, version).num_bytes
+        folder, files = snapshot_folder(root, version), read_manifest(root, version).files
+        return all((folder / name).stat().st_size == num_bytes for name, num_bytes in files.items())
     except (OSError, SnapshotError):
         return False

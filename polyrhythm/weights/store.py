@@ -1,61 +1,72 @@
 """Versioned weight snapshots: published whole, verified before they are used.
 
-A version is a folder `v00000012` holding `model.safetensors` and `manifest.json` with a BLAKE3 digest per tensor. It is
-written under another name and appears by one rename, so a reader sees all of it or nothing. Folders of versions that are
+A version is a folder `v00000012` holding `model.safetensors`, or several such files, and `manifest.json` with BLAKE3 digests. It
+is written under another name and appears by one rename, so a reader sees all of it or nothing. Folders of versions that are
 no longer kept become the space for the next one: on Linux a page that exists already is ten times cheaper to write than
 a new one (1.4 s against 0.15 s for half a gigabyte in shared memory).
 """
 
 import errno
-import io
-import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-import blake3
 import msgspec
 import torch
 
 from polyrhythm.errors import RunError
-from polyrhythm.weights.export import Rows
+from polyrhythm.weights.export import Rows, whole
+from polyrhythm.weights.pieces.layout import DTYPE_NAMES, DTYPES, LAYOUT_FILE, manifest_of, plan_files, read_layout
+from polyrhythm.weights.pieces.reading import SnapshotReader, check_fit, is_held, read_into, verify
+from polyrhythm.weights.pieces.writing import make_files, write_rows
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
-    WEIGHTS_FILE,
     Manifest,
+    Piece,
     Probe,
     SnapshotError,
     TensorEntry,
+    Written,
+    merged_pieces,
     read_manifest,
     snapshot_folder,
     versions_in,
 )
 
-NUM_READERS = 2
-_PIECE_BYTES = 1 << 19
+ONE_FILE = 4 * 2**30
+"""Bytes of a version's files, at most; smaller models have one."""
 _STAGING = ".staging"
-_DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64",
-                torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
-                torch.bool: "BOOL"}  # fmt: skip
 
 
 def can_be_stored(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in _DTYPE_NAMES and tensor.layout is torch.strided
+    return tensor.dtype in DTYPE_NAMES and tensor.layout is torch.strided
 
 
-def space_for(entry: TensorEntry) -> torch.Tensor:
-    """An empty tensor into which that of a manifest can be read."""
-    return torch.empty(entry.shape, dtype={name: dtype for dtype, name in _DTYPE_NAMES.items()}[entry.dtype])
+def space_for(entry: TensorEntry, num_rows: int | None = None) -> torch.Tensor:
+    """An empty tensor into which that of a manifest can be read, or so many rows of it."""
+    shape = entry.shape if num_rows is None else [num_rows, *entry.shape[1:]]
+    return torch.empty(shape, dtype=DTYPES[entry.dtype])
 
 
 class WeightStore:
-    """The snapshots under one root folder; any number of readers, one writer."""
+    """The snapshots under one root folder; any number of readers, one version at a time in the making.
 
-    def __init__(self, root: Path, keep: int = 2):
+    One process publishes whole tensors by `publish`. Several that hold some rows each make a version together: one begins
+    it, then each writes its own rows, then the one finishes it with what all of them say that they have written:
+
+        store.begin(exported(policy), version)             # the writer
+        written = store.write_rows(exported(policy), version)          # every rank, when the writer has begun
+        store.finish(version, replica.gather(written), probe)          # the writer
+
+    Nobody gathers a tensor, and readers may divide the rows in another way than the writers did.
+    """
+
+    def __init__(self, root: Path, keep: int = 2, file_bytes: int = ONE_FILE):
         self.root = Path(root)
         self.keep = keep
+        self.file_bytes = file_bytes
 
     def folder(self, version: int) -> Path:
         return snapshot_folder(self.root, version)
@@ -75,23 +86,49 @@ class WeightStore:
 
         Engines load only what has a probe.
         """
-        tensors = _whole_tensors(exported)
-        self.root.mkdir(parents=True, exist_ok=True)
-        target = self.folder(version)
-        staging = self._staging_folder()
+        exported = list(exported)
         try:
-            manifest = _write_snapshot(tensors, version, staging / WEIGHTS_FILE)
-            manifest = msgspec.structs.replace(manifest, probe=probe)
-            _write_file(staging / MANIFEST_FILE, msgspec.json.encode(manifest))
-        except OSError as error:
-            shutil.rmtree(staging, ignore_errors=True)
-            is_full = error.errno == errno.ENOSPC
-            hint = ": make room (weights go to weights.root, checkpoints to output_dir)" if is_full else ""
-            raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
-        if target.exists():  # a step that is run again after a crash publishes its version again
-            shutil.rmtree(target)  # only now: what was there stays until the new one is complete
-        os.rename(staging, target)
-        _sync_folder(self.root)
+            self.begin(exported, version)
+            return self.finish(version, [self.write_rows(exported, version)], probe)
+        except RunError:
+            shutil.rmtree(self.root / _STAGING, ignore_errors=True)
+            raise
+
+    def begin(self, layout: Iterable[Rows], version: int) -> None:
+        """Make the files of `version`, out of sight. One `Rows` for each tensor says its name, its shape and its number format.
+
+        How many rows are in it does not matter.
+        """
+        with self._publishing(version):
+            files = plan_files(layout, self.file_bytes)
+            staging = self.root / _STAGING
+            staging.mkdir(parents=True, exist_ok=True)
+            make_files(staging, files)
+            (staging / LAYOUT_FILE).write_bytes(msgspec.json.encode(manifest_of(files, version)))
+
+    def write_rows(self, exported: Iterable[Rows], version: int) -> Written:
+        """Write the rows that this process holds into what was begun; what it says goes to `finish`."""
+        staging = self.root / _STAGING
+        with self._publishing(version):
+            return Written(version, write_rows(staging, read_layout(staging, version), exported))
+
+    def finish(self, version: int, written: Iterable[Written], probe: Probe | None = None) -> Path:
+        """Make `version` visible if every row of every tensor has been written, once; the manifest comes last."""
+        staging, target = self.root / _STAGING, self.folder(version)
+        pieces: dict[str, list[Piece]] = {}
+        for part in written:
+            for name, own in part.pieces.items():
+                pieces.setdefault(name, []).extend(own)
+        with self._publishing(version):
+            manifest = merged_pieces(read_layout(staging, version), pieces)
+            (staging / LAYOUT_FILE).unlink()
+            for name in manifest.files:
+                _sync(staging / name)  # headers too, which others have not written
+            _write_file(staging / MANIFEST_FILE, msgspec.json.encode(msgspec.structs.replace(manifest, probe=probe)))
+            if target.exists():  # a step that is run again after a crash publishes its version again
+                shutil.rmtree(target)  # only now: what was there stays until the new one is complete
+            os.rename(staging, target)
+            _sync(self.root)
         self._retire(version)
         return target
 
@@ -100,34 +137,55 @@ class WeightStore:
 
         After a failure they hold nothing that may be used.
         """
-        manifest = read_manifest(self.root, version)
-        _check_fit(manifest, targets)
-        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
-            _read_all(file.fileno(), manifest, targets)
-        return manifest
+        return self.load_rows_into((whole(name, tensor) for name, tensor in targets.items()), version)
 
     def load_part_into(self, targets: Mapping[str, torch.Tensor], version: int) -> None:
         """As `load_into`, but only these tensors of those that the version has."""
-        manifest = read_manifest(self.root, version)
-        there = {name: entry for name, entry in manifest.tensors.items() if name in targets}
-        part = msgspec.structs.replace(manifest, tensors=there)
-        _check_fit(part, targets)
-        with _open_snapshot(self.folder(version) / WEIGHTS_FILE, manifest) as file:
-            _read_all(file.fileno(), part, targets)
+        self.load_rows_into((whole(name, tensor) for name, tensor in targets.items()), version, is_part=True)
+
+    def load_rows_into(self, targets: Iterable[Rows], version: int, *, is_part: bool = False) -> Manifest:
+        """As `load_into`, but only the rows that this process holds of each tensor; of some tensors only, if it is a part."""
+        targets = list(targets)
+        with self._refusing_damage(version):
+            folder = self.local_folder(version)
+            manifest = read_manifest(folder.parent, version)
+            check_fit(manifest, targets, is_part=is_part)
+            with SnapshotReader(folder, manifest) as reader:
+                read_into(targets, manifest, reader)
+        return manifest
 
     def verify(self, exported: Iterable[Rows], version: int) -> None:
-        """Raises unless what is exported is what was published as `version`, to the last bit."""
-        manifest, tensors = read_manifest(self.root, version), _whole_tensors(exported)
-        _check_fit(manifest, tensors)
-        with ThreadPoolExecutor(NUM_READERS) as readers:
-            digests = readers.map(lambda tensor: _digest(_bytes_of(tensor)), tensors.values())
-            _refuse_wrong(manifest, dict(zip(tensors, digests, strict=True)))
+        """Raises unless what is exported, whole tensors or rows of them, is what was published as `version`, to the last bit."""
+        exported = list(exported)
+        with self._refusing_damage(version):
+            manifest = self.manifest(version)
+            check_fit(manifest, exported, is_part=False)
+            if is_held(manifest, exported):
+                verify(exported, manifest, None)
+            else:
+                with SnapshotReader(self.local_folder(version), manifest) as reader:
+                    verify(exported, manifest, reader)
 
-    def _staging_folder(self) -> Path:
-        staging = self.root / _STAGING
-        staging.mkdir(exist_ok=True)
-        (staging / MANIFEST_FILE).unlink(missing_ok=True)
-        return staging
+    def manifest(self, version: int) -> Manifest:
+        """What is in `version`."""
+        return read_manifest(self.local_folder(version).parent, version)
+
+    @contextmanager
+    def _refusing_damage(self, version: int) -> Iterator[None]:
+        try:
+            yield
+        except SnapshotError:
+            self.refuse(version)
+            raise
+
+    @contextmanager
+    def _publishing(self, version: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            is_full = error.errno == errno.ENOSPC
+            hint = ": make room (weights go to weights.root, checkpoints to output_dir)" if is_full else ""
+            raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
 
     def _retire(self, newest: int) -> None:
         """Keep the newest versions; one older folder becomes the staging space of the next, the rest go."""
@@ -141,124 +199,6 @@ class WeightStore:
                     os.rename(folder, staging)
 
 
-def _whole_tensors(exported: Iterable[Rows]) -> dict[str, torch.Tensor]:
-    tensors = {}
-    for rows in exported:
-        # Several processes that write their own rows into one file is what this will become; half a tensor is nothing.
-        if not rows.is_whole:
-            raise ValueError(f"{rows.name}: {len(rows.rows)} of {rows.shape[0]} rows are not a whole tensor")
-        tensors[rows.name] = rows.rows
-    return tensors
-
-
-def _write_snapshot(tensors: Mapping[str, torch.Tensor], version: int, path: Path) -> Manifest:
-    header, offsets = _safetensors_header(tensors)
-    entries: dict[str, TensorEntry] = {}
-    # BLAKE3 and write() both release the interpreter, so the digests cost little beside the copy.
-    with ThreadPoolExecutor(1) as digester, open(path, "r+b" if path.exists() else "wb", buffering=0) as file:
-        file.write(header)
-        digests = {}
-        for name, tensor in tensors.items():
-            content = _bytes_of(tensor)
-            digests[name] = digester.submit(_digest, content)
-            _write_all(file, content)
-        file.truncate()
-        os.fsync(file.fileno())
-        for name, tensor in tensors.items():
-            entries[name] = TensorEntry(
-                dtype=_DTYPE_NAMES[tensor.dtype], shape=list(tensor.shape), offset=offsets[name],
-                num_bytes=tensor.nbytes, digest=digests[name].result(),
-            )  # fmt: skip
-        return Manifest(version=version, num_bytes=file.tell(), tensors=entries)
-
-
-def _safetensors_header(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header, written here because the library would copy every tensor twice."""
-    table, position = {}, 0
-    for name, tensor in tensors.items():
-        table[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape),
-                       "data_offsets": [position, position + tensor.nbytes]}  # fmt: skip
-        position += tensor.nbytes
-    text = json.dumps(table).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    header = len(text).to_bytes(8, "little") + text
-    return header, {name: len(header) + table[name]["data_offsets"][0] for name in tensors}
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore
-
-
-def _write_all(file, content: memoryview) -> None:
-    while content:  # write() takes at most 2 GiB at a time
-        content = content[file.write(content) :]
-
-
-def _digest(content: memoryview) -> str:
-    return blake3.blake3(content).hexdigest()
-
-
-def _open_snapshot(path: Path, manifest: Manifest) -> io.FileIO:
-    try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115
-    except OSError as error:
-        raise SnapshotError(f"cannot open {path}: {error.strerror}") from None
-    size = os.fstat(file.fileno()).st_size
-    if size != manifest.num_bytes:
-        file.close()
-        raise SnapshotError(f"{path} has {size} bytes instead of {manifest.num_bytes}: the snapshot is torn")
-    return file
-
-
-def _check_fit(manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
-    if manifest.tensors.keys() != targets.keys():
-        odd = sorted(manifest.tensors.keys() ^ targets.keys())
-        raise SnapshotError(f"weights v{manifest.version} are of another model: they differ in {', '.join(odd[:3])}")
-    for name, entry in manifest.tensors.items():
-        target = targets[name]
-        if entry.shape != list(target.shape) or entry.dtype != _DTYPE_NAMES[target.dtype]:
-            raise SnapshotError(f"{name} is {entry.dtype}{entry.shape} in weights v{manifest.version}, "
-                                f"the model has {_DTYPE_NAMES[target.dtype]}{list(target.shape)}")  # fmt: skip
-        if entry.num_bytes != target.nbytes or entry.offset < 0:
-            raise SnapshotError(f"{name} has {entry.num_bytes} bytes at {entry.offset} in weights v{manifest.version}")
-
-
-def _read_all(descriptor: int, manifest: Manifest, targets: Mapping[str, torch.Tensor]) -> None:
-    with ThreadPoolExecutor(NUM_READERS) as readers:
-        digests = readers.map(
-            lambda name: _read_tensor(descriptor, manifest.tensors[name], targets[name]), targets
-        )  # fmt: skip
-        _refuse_wrong(manifest, dict(zip(targets, digests, strict=True)))
-
-
-def _refuse_wrong(manifest: Manifest, digests: Mapping[str, str]) -> None:
-    wrong = [name for name, digest in digests.items() if digest != manifest.tensors[name].digest]
-    if wrong:
-        raise SnapshotError(f"{wrong[0]} of weights v{manifest.version} is not what was published: digests differ")
-
-
-def _read_tensor(descriptor: int, entry: TensorEntry, target: torch.Tensor) -> str:
-    """Read one tensor and tell its digest. Both take a piece at a time, while it is in the cache, and let other threads run."""
-    is_in_place = target.device.type == "cpu" and target.is_contiguous()
-    content = _bytes_of(target) if is_in_place else memoryview(bytearray(entry.num_bytes))
-    digest = blake3.blake3()
-    for start in range(0, entry.num_bytes, _PIECE_BYTES):
-        piece = content[start : start + _PIECE_BYTES]
-        _read_piece(descriptor, piece, entry.offset + start)
-        digest.update(piece)
-    if not is_in_place:
-        target.copy_(torch.frombuffer(content, dtype=target.dtype).reshape(target.shape))
-    return digest.hexdigest()
-
-
-def _read_piece(descriptor: int, piece: memoryview, offset: int) -> None:
-    while piece:
-        num_bytes = os.preadv(descriptor, [piece], offset)
-        if not num_bytes:
-            raise SnapshotError("the snapshot has become shorter while it was read: it is torn")
-        piece, offset = piece[num_bytes:], offset + num_bytes
-
-
 def _write_file(path: Path, content: bytes) -> None:
     with open(path, "wb") as file:
         file.write(content)
@@ -266,7 +206,7 @@ def _write_file(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(path: Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

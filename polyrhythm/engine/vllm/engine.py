@@ -24,7 +24,7 @@ from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, Gener
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import Completion, Sampling
 from polyrhythm.weights.proof import TOLERANCES, canary_columns, check_proof, required_probe
-from polyrhythm.weights.snapshot import WEIGHTS_FILE, Manifest, Probe, SnapshotError, read_manifest
+from polyrhythm.weights.snapshot import Manifest, Probe, SnapshotError, read_manifest
 from polyrhythm.weights.store import WeightStore
 
 CALL_DEADLINE_S = 30.0
@@ -176,8 +176,8 @@ class VllmEngine:
         version = manifest.version
         await self._post("/pause?mode=abort")
         arguments = {
-            "path": str(folder / WEIGHTS_FILE),
-            "num_bytes": str(manifest.num_bytes),
+            "folder": str(folder),
+            "files": json.dumps(manifest.files),
             "table": json.dumps(_table(manifest, probe.seed if is_canary else None)),
         }
         call = {"method": "polyrhythm_load", "kwargs": arguments, "timeout": LOAD_DEADLINE_S}
@@ -280,7 +280,8 @@ def _table(manifest: Manifest, canary_seed: int | None) -> list[list[Any]]:
         columns = (0, 0)
         if canary_seed is not None and entry.is_floating_point:
             columns = canary_columns(canary_seed, name, entry.shape)
-        rows.append([name, entry.dtype, entry.shape, entry.offset, entry.num_bytes, entry.digest, *columns])
+        pieces = [(piece.offset, piece.num_bytes, piece.digest) for piece in entry.pieces]
+        rows.append([name, entry.dtype, entry.shape, entry.file, entry.offset, entry.num_bytes, pieces, *columns])
     return rows
 
 

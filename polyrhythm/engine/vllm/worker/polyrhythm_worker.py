@@ -9,7 +9,7 @@ import mmap
 import os
 from typing import Any
 
-PROTOCOL = "1"
+PROTOCOL = "2"
 
 
 class WeightsOfARun:
@@ -19,21 +19,22 @@ class WeightsOfARun:
         """Who is here, and in which number format it computes."""
         return {"protocol": PROTOCOL, "number_format": str(self.model_config.dtype).removeprefix("torch.")}
 
-    def polyrhythm_load(self: Any, path: str, num_bytes: str, table: str) -> dict[str, str]:
-        """Load the tensors of a safetensors file. `refused` says why nothing was touched; an exception, that something was.
+    def polyrhythm_load(self: Any, folder: str, files: str, table: str) -> dict[str, str]:
+        """Load the tensors of safetensors files. `refused` says why nothing was touched; an exception, that something was.
 
-        `table` is JSON, for each tensor its name, safetensors type, shape, offset, number of bytes, BLAKE3 digest, and the
-        first and number of the columns to negate.
+        `files` is JSON, the size of each. So is `table`: for each tensor its name, safetensors type, shape, file, offset there,
+        number of bytes, pieces (offset in the tensor, number of bytes, BLAKE3 digest), and the first and number of the columns
+        to negate.
         """
         rows = [_Row(*row) for row in json.loads(table)]
         try:
-            content = _mapped(path, int(num_bytes))
-            wrong = [row.name for row in rows if row.digest_of(content) != row.digest]
+            contents = {name: _mapped(os.path.join(folder, name), size) for name, size in json.loads(files).items()}
+            wrong = [row.name for row in rows if not row.is_what_was_published(contents[row.file])]
         except (OSError, ValueError) as error:
-            return {"refused": f"{path}: {error}"}
+            return {"refused": str(error)}
         if wrong:
-            return {"refused": f"{wrong[0]} of {path} is not what was published: digests differ"}
-        self.model_runner.reload_weights(weights_iterator=((row.name, row.tensor(content)) for row in rows))
+            return {"refused": f"{wrong[0]} in {folder} is not what was published: digests differ"}
+        self.model_runner.reload_weights(weights_iterator=((row.name, row.tensor(contents[row.file])) for row in rows))
         return {"repacked": ", ".join(self.polyrhythm_repack())}
 
     def polyrhythm_repack(self: Any) -> list[str]:
@@ -50,17 +51,22 @@ class _Row:
     """A tensor in the file."""
 
     def __init__(
-        self, name: str, dtype: str, shape: list[int], offset: int, num_bytes: int, digest: str, first: int, num: int
-    ):
+        self, name: str, dtype: str, shape: list[int], file: str, offset: int, num_bytes: int,
+        pieces: list[tuple[int, int, str]], first: int, num: int,
+    ):  # fmt: skip
         self.name, self.dtype, self.shape = name, dtype, shape
-        self.offset, self.num_bytes, self.digest = offset, num_bytes, digest
+        self.file, self.offset, self.num_bytes, self.pieces = file, offset, num_bytes, pieces
         self.first, self.num = first, num
 
-    def digest_of(self, content: mmap.mmap) -> str:
+    def is_what_was_published(self, content: mmap.mmap) -> bool:
         import blake3
 
-        piece = memoryview(content)[self.offset : self.offset + self.num_bytes]
-        return blake3.blake3(piece, max_threads=int(os.environ.get("OMP_NUM_THREADS") or 1)).hexdigest()
+        threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+        for offset, num_bytes, digest in self.pieces:
+            begin = self.offset + offset
+            if blake3.blake3(memoryview(content)[begin : begin + num_bytes], max_threads=threads).hexdigest() != digest:
+                return False
+        return True
 
     def tensor(self, content: mmap.mmap) -> Any:
         import torch
@@ -80,5 +86,5 @@ def _mapped(path: str, num_bytes: int) -> mmap.mmap:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != num_bytes:
-            raise ValueError(f"it has {size} bytes instead of {num_bytes}: the snapshot is torn")
+            raise ValueError(f"{path} has {size} bytes instead of {num_bytes}: the snapshot is torn")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

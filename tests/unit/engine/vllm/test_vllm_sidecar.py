@@ -14,6 +14,7 @@ from polyrhythm.config import EngineConfig
 from polyrhythm.engine.refusals import EngineFailed, Reloading, WrongVersion
 from polyrhythm.engine.vllm.engine import VllmEngine, open_vllm
 from polyrhythm.engine.vllm.launching import NEEDED_ROUTES
+from polyrhythm.engine.vllm.worker.polyrhythm_worker import PROTOCOL
 from polyrhythm.errors import UserError
 from polyrhythm.messages import GenerateRequest
 from polyrhythm.types import Sampling
@@ -59,7 +60,7 @@ class ScriptedVllm:
         self.calls.append(body.get("method") or request.path_qs)
         if request.path == "/collective_rpc":
             if body["method"] == "polyrhythm_hello":
-                return web.json_response({"results": [{"protocol": "1", "number_format": self.number_format}]})
+                return web.json_response({"results": [{"protocol": PROTOCOL, "number_format": self.number_format}]})
             return web.json_response(self.rpc, status=self.rpc_status)
         if request.path == "/update_weight_version":
             self.label = body["new_version"]

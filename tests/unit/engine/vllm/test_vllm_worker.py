@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> WeightStore:
 def load(store: WeightStore, canary_seed: int | None = None) -> tuple[Worker, dict[str, str]]:
     worker, manifest = Worker(), read_manifest(store.root, 3)
     table = json.dumps(_table(manifest, canary_seed))
-    return worker, worker.polyrhythm_load(str(store.folder(3) / "model.safetensors"), str(manifest.num_bytes), table)
+    return worker, worker.polyrhythm_load(str(store.folder(3)), json.dumps(manifest.files), table)
 
 
 def test_what_was_published_is_loaded_and_tied_heads_are_packed_again(store):
