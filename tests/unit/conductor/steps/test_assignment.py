@@ -21,7 +21,7 @@ def size_of(group: Group) -> int:
 
 def deal_all(num_ranks: int, in_turn: bool, num_updates: int, draw: random.Random) -> list[list[int]]:
     """A step of 12 groups that arrive and are asked for in random turns; answers are lost now and then."""
-    dealt = GroupAssignment(num_ranks, draw.choice([1, 60, 10_000]), size_of, in_turn=in_turn)
+    dealt = GroupAssignment(range(num_ranks), draw.choice([1, 60, 10_000]), size_of, in_turn=in_turn)
     received: list[list[int]] = [[] for _ in range(num_ranks)]
     num_ready = 0
     for until in range(12 // num_updates, 13, 12 // num_updates):
@@ -52,7 +52,7 @@ def test_in_turn_the_deal_does_not_depend_on_who_asks_when(seed):
 
 
 def test_by_demand_the_rank_that_asks_gets_its_part_and_the_faster_one_gets_more():
-    dealt = GroupAssignment(2, 10_000, size_of, in_turn=False)
+    dealt = GroupAssignment(range(2), 10_000, size_of, in_turn=False)
     first, _ = dealt.share(GROUPS[:4], rank=0, offset=0, until=12)
     assert [group.position for group in first] == [0, 1], "the other rank is hungry too"
     second, _ = dealt.share(GROUPS[:12], rank=0, offset=2, until=12)
@@ -63,7 +63,7 @@ def test_by_demand_the_rank_that_asks_gets_its_part_and_the_faster_one_gets_more
 def test_a_slow_rank_that_asks_first_does_not_keep_what_a_fast_one_could_train_on(first):
     """Three times slower, and 12 groups at once: whoever begins, it gets a quarter of them."""
     one_group = max(map(size_of, GROUPS))
-    dealt = GroupAssignment(2, one_group, size_of, in_turn=False)
+    dealt = GroupAssignment(range(2), one_group, size_of, in_turn=False)
     seconds, ranks = {"slow": 3, "fast": 1}, {"slow": 0, "fast": 1}
     free_at, num = {name: 0 if name == first else 0.1 for name in seconds}, {"slow": 0, "fast": 0}
     while free_at:
@@ -78,7 +78,7 @@ def test_a_slow_rank_that_asks_first_does_not_keep_what_a_fast_one_could_train_o
 
 def test_the_last_answer_says_so_and_not_the_one_before(monkeypatch):
     monkeypatch.setattr(assignment, "MAX_TOKENS_PER_REPLY", 1)
-    dealt = GroupAssignment(1, 1, size_of, in_turn=False)
+    dealt = GroupAssignment(range(1), 1, size_of, in_turn=False)
     answers = [dealt.share(GROUPS[:3], 0, offset, until=3) for offset in range(4)]
     assert [([group.position for group in groups], is_last) for groups, is_last in answers] == [
         ([0], False), ([1], False), ([2], True), ([], True),
@@ -89,6 +89,6 @@ def test_groups_that_cost_no_pass_do_not_fill_a_share():
     cost = CostModel(share_prompt=True, has_kl=False)
     flat, *others = [GROUPS[3], GROUPS[0], GROUPS[1], GROUPS[2]]
     assert cost(flat) == 0 and all(map(cost, others))
-    dealt = GroupAssignment(2, cost(others[0]), cost, in_turn=False)
+    dealt = GroupAssignment(range(2), cost(others[0]), cost, in_turn=False)
     share, _ = dealt.share([flat, *others], rank=0, offset=0, until=4)
     assert [group.position for group in share] == [3, 0], "what costs nothing, and one micro-batch"
