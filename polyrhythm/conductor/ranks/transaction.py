@@ -1,8 +1,8 @@
 """One update of elastic ranks as a transaction: all members make it, from one sum over all its groups, or nobody does. Pure.
 
-    collecting ─ everybody is ready, every group has exactly one owner ─► reducing ─ all have the same sum ─► committed
-         ▲                                                                   │
-         └────────────── a member is lost, or its reduction failed ──────────┘
+collecting ─ everybody is ready, every group has exactly one owner ─► reducing ─ all have the same sum ─► committed
+     ▲                                                                   │
+     └────────────── a member is lost, or its reduction failed ──────────┘
 """
 
 from collections.abc import Callable
