@@ -88,6 +88,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _dry_run(config: "Config", model_dir: Path | None) -> int:
     from polyrhythm.cluster.cores import cores_follow_demand, num_cores, plan_threads
     from polyrhythm.cluster.preflight import check_run
+    from polyrhythm.cluster.ray.checks import check_ray
     from polyrhythm.devices.plan import describe_plan, plan_devices
     from polyrhythm.weights.pretrained import find_model
 
@@ -98,7 +99,10 @@ def _dry_run(config: "Config", model_dir: Path | None) -> int:
           f"{config.training.num_ranks} x trainer ({threads.trainer} threads each) on {num_cores()} cores"
           f"{', which follow demand' if cores_follow_demand(config) else ''}")  # fmt: skip
     devices = plan_devices(config)
-    print(f"device: {devices.kind}", *describe_plan(devices, config, model_dir), sep="\n")
+    if config.cluster.kind == "ray":
+        print(*check_ray(config), sep="\n")
+    else:
+        print(f"device: {devices.kind}", *describe_plan(devices, config, model_dir), sep="\n")
     if model_dir is None:
         print(f"would fetch: {config.model}; whether every prompt fits its context is known then")
     return 0

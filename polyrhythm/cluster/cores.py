@@ -22,7 +22,7 @@ def plan_threads(config: Config, cores: int) -> CorePlan:
 
 def cores_follow_demand(config: Config) -> bool:
     if config.cluster.cores == "auto":
-        is_adjustable = config.engine.kind == "embedded"
+        is_adjustable = config.engine.kind == "embedded" and config.cluster.kind == "local"
         return (
             is_adjustable and config.order == "completion" and not config.engine.threads and not config.training.threads
         )

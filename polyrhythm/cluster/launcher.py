@@ -7,6 +7,7 @@ engine.end(deadline_s=5.0)
 """
 
 import importlib
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from polyrhythm.errors import AnotherFailed, UserError
 
 LAUNCHERS = {
     "local": "polyrhythm.cluster.local_processes:LocalLauncher",
+    "ray": "polyrhythm.cluster.ray.launcher:RayLauncher",
 }
 
 
@@ -71,6 +73,10 @@ class Launcher(Protocol):
 
     def start(self, spec: ProcessSpec) -> RunProcess: ...
 
+    def close(self) -> None:
+        """Called when the processes have ended: what the launcher itself has started ends, too."""
+        ...
+
 
 def make_launcher(kind: str, folder: RunFolder) -> Launcher:
     """The launcher that `cluster.kind` names, for the run in `folder`."""
@@ -81,6 +87,16 @@ def make_launcher(kind: str, folder: RunFolder) -> Launcher:
 def command_of(folder: RunFolder, *arguments: str) -> list[str]:
     """The command line of a process of the run in `folder`."""
     return [sys.executable, "-m", "polyrhythm", *arguments, "--run", str(folder.path)]
+
+
+def describe_end(name: str, returncode: int, log: Path) -> str:
+    """What RunProcess.describe_end says of a process that has ended by itself or by a signal."""
+    how = (
+        f"was killed by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+    )
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    cause = f": {lines[-1].removeprefix('polyrhythm: ')}" if returncode > 0 and lines else ""
+    return f"{name} {how}{cause} (log: {log})"
 
 
 def failed_after_another(process: RunProcess) -> bool:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyrhythm.cluster.cores import process_environment
-from polyrhythm.cluster.launcher import ProcessSpec
+from polyrhythm.cluster.launcher import ProcessSpec, describe_end
 from polyrhythm.cluster.run_folder import RunFolder
 
 KILL_DEADLINE_S = 5.0
 PARENT_WATCHED = "POLYRHYTHM_PARENT"
+ANNOUNCED_TO = "POLYRHYTHM_ANNOUNCE"
+"""A descriptor on which a parent without the run's folder waits for the address at which its child serves."""
 ORPHANED_EXIT_CODE = 3
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ class LocalLauncher:
                 start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then ends the others in order
             )  # fmt: skip
         return LocalProcess(spec.name, process, log)
+
+    def close(self) -> None:
+        """It has started nothing but processes."""
 
 
 @dataclass
@@ -81,17 +86,20 @@ class LocalProcess:
             self.process.stdin.close()
 
     def describe_end(self) -> str:
-        code = self.returncode or 0
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        cause = f": {lines[-1].removeprefix('polyrhythm: ')}" if code > 0 and lines else ""
-        return f"{self.name} {how}{cause} (log: {self.log})"
+        return describe_end(self.name, self.returncode or 0, self.log)
 
 
 def leave_with_parent() -> None:
     """Called by a child: end when the launcher's process ends. Does nothing in a process that a user has started."""
     if os.environ.pop(PARENT_WATCHED, "") == "stdin":
         threading.Thread(target=_leave_when_closed, name="parent-watch", daemon=True).start()
+
+
+def announce_to_parent(url: str) -> None:
+    """Called by a child that serves at `url`. Does nothing if nobody waits for that."""
+    if descriptor := os.environ.pop(ANNOUNCED_TO, ""):
+        with open(int(descriptor), "w") as pipe:
+            pipe.write(url)
 
 
 def _leave_when_closed() -> None:

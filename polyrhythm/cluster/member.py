@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from polyrhythm.cluster.admin import RunAdmin
 from polyrhythm.cluster.cores import num_cores, plan_threads, process_environment
+from polyrhythm.cluster.local_processes import announce_to_parent, leave_with_parent
 from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
 from polyrhythm.config import Config, EngineConfig
 from polyrhythm.errors import UserError
@@ -64,6 +65,7 @@ async def joining_engine(
 
     `of_kind` is what of [engine] is another than in the run: its kind, and what goes with that.
     """
+    leave_with_parent()
     if host in WILDCARDS:
         raise UserError(
             f"--host {host} says nothing to the conductor: give the address at which it reaches this engine"
@@ -90,9 +92,14 @@ async def joining_engine(
             credentials=credentials,
             config=_engine_config(info, of_kind | {"threads": num_threads}),
             join_url=url,
-            ready=lambda here: print(f"engine {name} at {here} joins the run at {url}", flush=True),
+            ready=lambda here: _say_where(here, name, url),
             lease_s=info.lease_s,
         )
+
+
+def _say_where(here: str, name: str, url: str) -> None:
+    print(f"engine {name} at {here} joins the run at {url}", flush=True)
+    announce_to_parent(here)
 
 
 def _engine_config(info: RunInfo, changes: dict[str, Any]) -> EngineConfig:

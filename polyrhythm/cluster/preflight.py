@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polyrhythm.algorithms.losses import check_loss
+from polyrhythm.cluster.ray.checks import check_ray
 from polyrhythm.config import Config
 from polyrhythm.devices.plan import describe_plan, plan_devices
 from polyrhythm.engine.vllm.launching import check_vllm
@@ -32,6 +33,8 @@ def check_run(config: Config, model_dir: Path | None) -> None:
         check_vllm(config.engine)
     check_training(config)
     describe_plan(plan_devices(config), config, model_dir)
+    if config.cluster.kind == "ray":
+        check_ray(config)
     task = make_task(config.task, config.prompt)
     signatures = import_in_worker(worker_setup(config.reward, task.reward))
 

@@ -136,9 +136,9 @@ class RunFolder:
     def first_step(self) -> int:
         return self._read("run.json")["first_step"]
 
-    def announce(self, name: str, url: str) -> None:
-        """Called by a server process once it listens."""
-        self._write(f"processes/{name}.json", {"pid": os.getpid(), "url": url})
+    def announce(self, name: str, url: str, pid: int = 0) -> None:
+        """Called once a server listens: by its process, or by whoever has started process `pid` elsewhere."""
+        self._write(f"processes/{name}.json", {"pid": pid or os.getpid(), "url": url})
 
     def request_engine(self, taken: set[str]) -> Path:
         """Ask the supervisor of this run for one more engine; the file that asks is gone once it has heard."""

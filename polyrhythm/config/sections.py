@@ -135,6 +135,8 @@ class EngineConfig(Section):
     """Longest prompt plus completion; 0 takes the model's own limit."""
     kv_tokens: int = Field(default=0, ge=0)
     """Size of the key/value cache in tokens; 0 makes room for max_batch completions and their prompts."""
+    resources: dict[str, float] = {}
+    """cluster.kind ray: what each engine needs on its node, such as {GPU = 1, CPU = 4}, or a resource of yours; empty: CPU 1."""
     start_deadline_s: float = Field(default=0.0, ge=0)
     """An engine must have joined within this time; 0 depends on its kind: 120 embedded, 900 vllm."""
 
@@ -185,8 +187,15 @@ class ConductorConfig(Section):
 class ClusterConfig(Section):
     """The processes of a run: where, how many, and what if one dies."""
 
-    kind: Literal["local"] = "local"
-    """local: processes of this machine, which engines of other machines may join."""
+    kind: Literal["local", "ray"] = "local"
+    """local: processes of this machine, which those of other machines may join. ray: Ray places engines and ranks on the nodes
+    of a cluster by their `resources`; see docs/scale_out.md."""
+    address: str = ""
+    """ray: HOST:PORT of the cluster's head, such as 10.0.0.1:6379; empty starts a cluster on this machine for this run."""
+    token_file: str = ""
+    """ray: file with the token of the cluster at cluster.address; empty: where Ray itself looks for one."""
+    placement: Literal["spread", "pack"] = "spread"
+    """ray: processes apart, on as many nodes as there are, or close together. Custom resources name nodes."""
     num_engines: int = Field(default=1, ge=1)
     """Engines to start."""
     min_engines: int = Field(default=0, ge=0)
@@ -201,6 +210,13 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _checks(self) -> "ClusterConfig":
+        for key, value in {"address": self.address, "token_file": self.token_file}.items():
+            if value and self.kind != "ray":
+                raise ValueError(f'cluster.{key}={value!r} goes with cluster.kind="ray", not with {self.kind!r}')
+        if self.token_file and not self.address:
+            raise ValueError(f"cluster.token_file={self.token_file!r} is of no use without cluster.address")
+        if self.kind == "ray" and self.cores == "follow":
+            raise ValueError('cluster.cores="follow" divides one machine: with cluster.kind="ray" use "split"')
         if not (self.min_engines or self.num_engines) <= self.num_engines <= (self.max_engines or self.num_engines):
             raise ValueError(
                 f"cluster.num_engines={self.num_engines} is not between cluster.min_engines={self.min_engines} and "

@@ -61,6 +61,8 @@ class TrainingConfig(Section):
     """Training processes. Each takes groups when it has nothing to do; gradients are added up before an update."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank; 0 divides the machine between the processes."""
+    resources: dict[str, float] = {}
+    """cluster.kind ray: what each rank needs on its node, such as {GPU = 1, CPU = 4}; empty: CPU 1."""
 
     @model_validator(mode="after")
     def _checks(self) -> "TrainingConfig":

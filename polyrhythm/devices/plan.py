@@ -73,7 +73,7 @@ ON_CPU = DevicePlan(FoundDevices(), num_ranks=1, rank_names=["trainer"])
 
 def plan_devices(config: Config) -> DevicePlan:
     """For this machine; a device that is not there, or is there too few times, is a UserError."""
-    found = find_devices(config.device)
+    found = FoundDevices() if config.cluster.kind == "ray" else find_devices(config.device)  # Ray gives devices
     num_ranks, num_devices = config.training.num_ranks, len(found.devices)
     if found.kind != "cpu" and num_ranks > num_devices:
         raise UserError(
@@ -92,7 +92,7 @@ def visible_names(variable: str, num_devices: int) -> list[str]:
 def describe_plan(plan: DevicePlan, config: Config, model_dir: Path | None) -> list[str]:
     """What runs where and what it takes, line by line; a plan that does not fit is a UserError."""
     lines = [plan.found.note] if plan.found.note else []
-    if model_dir is None:
+    if model_dir is None or config.cluster.kind == "ray":
         return lines
     shape = ModelShape.of_folder(model_dir)
     return lines + (_on_the_host(config, shape) if plan.kind == "cpu" else _on_devices(plan, config, shape))

@@ -30,8 +30,9 @@ def carry_out(folder: RunFolder, config: Config, how_to_resume: str) -> None:
         outcome = "failed"
         view.starting(config.cluster.num_engines, config.training.num_ranks)
         try:
-            with Supervisor(folder, config, threads, make_launcher(config.cluster.kind, folder), devices) as run:
-                run.watch(view)
+            with contextlib.closing(make_launcher(config.cluster.kind, folder)) as launcher:
+                with Supervisor(folder, config, threads, launcher, devices) as run:
+                    run.watch(view)
             outcome = "finished"
         except KeyboardInterrupt:
             outcome = "interrupted"

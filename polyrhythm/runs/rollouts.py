@@ -98,7 +98,8 @@ def rollouts(
         request = request_of(model, dataset, names, reward_weights, config, keys)
         folder = stack.enter_context(new_run(_without_trainer(request.config), request.rows))
         config = folder.config()
-        launcher, threads = make_launcher(config.cluster.kind, folder), plan_threads(config, num_cores())
+        launcher = stack.enter_context(contextlib.closing(make_launcher(config.cluster.kind, folder)))
+        threads = plan_threads(config, num_cores())
         run = stack.enter_context(
             Supervisor(folder, config, threads, launcher, plan_devices(config), has_trainer=False)
         )

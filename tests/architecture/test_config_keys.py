@@ -66,6 +66,7 @@ engine.threads
 engine.max_batch
 engine.context_length
 engine.kv_tokens
+engine.resources
 engine.start_deadline_s
 training.learning_rate
 training.schedule
@@ -88,6 +89,7 @@ training.keep_checkpoints
 training.save_dtype
 training.num_ranks
 training.threads
+training.resources
 weights.root
 weights.keep
 weights.load_deadline_s
@@ -100,6 +102,9 @@ conductor.hedge_groups
 conductor.lease_s
 conductor.stall_deadline_s
 cluster.kind
+cluster.address
+cluster.token_file
+cluster.placement
 cluster.num_engines
 cluster.min_engines
 cluster.max_engines

@@ -42,6 +42,13 @@ WITHOUT_DEADLINE = {
         "cluster/local_processes.py",
         "os.read(sys.stdin.fileno(), 4096)",
     ): "a daemon thread that waits for its parent's end",
+    (
+        "cluster/ray/node_process.py",
+        "os.read(process.stdout.fileno(), 65536)",
+    ): "a daemon thread that reads until its process ends",
+    ("cluster/ray/node_process.py", "process.wait()"): "a daemon thread that waits for the end of its process",
+    ("cluster/ray/guard.py", "os.read(sys.stdin.fileno(), 4096)"): "a daemon thread that waits for its parent's end",
+    ("cluster/ray/guard.py", "process.wait()"): LIFE,
     ("http/listener.py", "loop.create_server("): LOCAL,
     ("http/listener.py", "self._server.start_serving()"): LOCAL,
     ("http/server.py", "runner.setup()"): LOCAL,

@@ -12,6 +12,8 @@ import pytest
 
 from polyrhythm.cluster.launcher import LAUNCHERS, Launcher, ProcessSpec, RunProcess, make_launcher
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.config import ClusterConfig, Config, save_config
+from tests.ray_cluster import RayCluster
 
 DEADLINE_S = 60.0
 """Of what should take a moment, on a machine that may be busy."""
@@ -21,17 +23,36 @@ IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
 WATCHES_ITS_PARENT = f"from polyrhythm.cluster.local_processes import leave_with_parent; leave_with_parent(); {SLEEPS}"
 
 
-@pytest.fixture
-def folder(tmp_path) -> RunFolder:
-    folder = RunFolder(tmp_path)
-    folder.logs.mkdir()
-    return folder
+@pytest.fixture(scope="session")
+def ray_cluster():
+    cluster = RayCluster()
+    try:
+        cluster.start_head(CPU=2)
+        yield cluster
+    finally:
+        cluster.close()
 
 
 @pytest.fixture(params=LAUNCHERS)
-def start(request, folder):
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def folder(tmp_path, request, kind) -> RunFolder:
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    if kind == "ray":
+        cluster = request.getfixturevalue("ray_cluster")
+        keys = {"address": cluster.address, "token_file": str(cluster.token_file)}
+        save_config(Config(cluster=ClusterConfig(kind="ray", **keys)), folder.path / "config.json")
+    return folder
+
+
+@pytest.fixture
+def start(kind, folder):
     """Start Python code as a process of the run."""
-    launcher: Launcher = make_launcher(request.param, folder)
+    launcher: Launcher = make_launcher(kind, folder)
     started: list[RunProcess] = []
 
     def start(code: str, name: str = "engine-0", num_threads: int = 1) -> RunProcess:
@@ -42,6 +63,7 @@ def start(request, folder):
     for process in started:
         process.kill()
         process.end(DEADLINE_S)
+    launcher.close()
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -141,7 +163,6 @@ def test_a_failure_is_described_by_its_last_words(start):
     assert process.describe_end() == f"engine-0 ended with exit code 1: out of luck (log: {process.log})"
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS)
 def test_nothing_is_left_when_the_process_that_launches_is_killed(folder, kind, tmp_path):
     supervise = f"""
 import sys, time

@@ -1,0 +1,27 @@
+"""The command lines of processes that Ray places: they join the run, because its folder may not be on their node."""
+
+from collections.abc import Sequence
+
+from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.config import Config
+
+CONDUCTOR, HOST, PYTHON, TOKEN_FILE = "<conductor>", "<host>", "<python>", "<token file>"
+"""Parts that are known when a process is placed: where it finds the conductor, where the conductor finds it, the node's
+interpreter, and where the run's token can be read there."""
+
+
+def joining_command(command: Sequence[str], folder: RunFolder, config: Config) -> list[str]:
+    """What `command`, which opens the run's folder, is on another node; any other command stays as it is."""
+    _, *arguments = command
+    if arguments[-2:] != ["--run", str(folder.path)]:
+        return list(command)
+    joining = [PYTHON, *arguments[:-2], "--join", CONDUCTOR, "--token-file", TOKEN_FILE]
+    if "engine" in arguments:
+        joining += ["--host", HOST, "--threads", str(_num_threads(config))]
+        joining += ["--python", config.engine.python] if config.engine.python else []
+    return joining
+
+
+def _num_threads(config: Config) -> int:
+    """As many as the engine has cores of its own; 0 is all cores of the node."""
+    return config.engine.threads or int(config.engine.resources.get("CPU", 0))
