@@ -75,7 +75,7 @@ class ScriptedEngine:
             await self._gate.wait()
         return answer(request)
 
-    async def load(self, version: int, deadline_s: float) -> None:
+    async def load(self, version: int, deadline_s: float, meeting: object = None) -> None:
         self._version = version
 
     async def status(self, deadline_s: float) -> EngineStatus:

@@ -55,7 +55,7 @@ class SlowEngine:
         completions = [Completion([1] * length, [-1.0] * length, "length") for _ in request.seeds]
         return GenerateReply(request.request_id, request.policy_version, completions)
 
-    async def load(self, version: int, deadline_s: float) -> None:
+    async def load(self, version: int, deadline_s: float, meeting: object = None) -> None:
         self.version = version
 
     async def status(self, deadline_s: float) -> EngineStatus:

@@ -16,11 +16,13 @@ from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
+from polyrhythm.training.parallel.meeting import ConductorLine
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
 from polyrhythm.training.policy.saving import save_policy
 from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
+from polyrhythm.training.weight_sender import WeightSender
 from polyrhythm.weights.export import exported
 from polyrhythm.weights.proof import probe_of
 from polyrhythm.weights.store import WeightStore
@@ -61,6 +63,9 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
         checkpoints = Checkpoints(run.checkpoints, trainer)
         checkpoints.begin(run.first_step, run.initial_optimizer)
         store = WeightStore(run.store_root, keep=config.weights.keep)
+        if config.weights.transport == "broadcast":
+            line, listener = ConductorLine(url, credential), ConductorClient(url, credential)
+            WeightSender(line, listener.next_broadcast, store, lambda: replica.is_writer).follow()
         settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
         loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, share=replica.share)
         if replica.is_writer:

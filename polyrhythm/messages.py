@@ -33,10 +33,24 @@ class GenerateReply(msgspec.Struct, frozen=True):
     completions: list[Completion]
 
 
-class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Load this version from the weight store. A version number, never a path."""
+class Meeting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The place of one member in a broadcast of weights: member 0 sends them, the others receive."""
 
     version: int
+    number: int
+    """Of the broadcast: its members find each other by the keys of this number."""
+    member: int
+    """For an engine, that of its first process."""
+    num_members: int
+    deadline_s: float
+    """Whoever has not received everything by then reads the weight store instead."""
+
+
+class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load this version from the weight store. A version number, never a path. With a meeting, it is also sent."""
+
+    version: int
+    meeting: Meeting | None = None
 
 
 class ThreadsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +71,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     num_kv_tokens: int = 0
     """How many tokens its key/value cache has room for, and how many of them running requests hold or reserve."""
     num_kv_tokens_used: int = 0
+    has_received: bool = False
+    """What it holds came by a broadcast, not from the weight store."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +86,8 @@ class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """It loads a version by itself, from the weight store; otherwise it must be sent the weights."""
     openai_routes: bool
     """It also serves the OpenAI API."""
+    num_receivers: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """So many of its processes take part in a broadcast of weights; 0: it reads the weight store alone."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

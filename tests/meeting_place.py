@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from polyrhythm.conductor.ranks.membership import FixedMembership
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
-from polyrhythm.conductor.ranks.routes import RankRoutes
+from polyrhythm.conductor.ranks.routes import RankRoutes, meeting_at
 from polyrhythm.http.credentials import ADMIN, Credentials
 from polyrhythm.http.listener import Listener
 from polyrhythm.http.server import HttpServer
@@ -22,6 +24,7 @@ class MeetingPlace:
     url: str
     membership: FixedMembership
     rendezvous: Rendezvous
+    broadcasts: Rendezvous
     loop: asyncio.AbstractEventLoop
     server: HttpServer
 
@@ -31,8 +34,10 @@ def meeting_place(*names: str, host: str = "127.0.0.1") -> Iterator[MeetingPlace
     """Ranks of these names meet at its `url` with CREDENTIAL."""
     rendezvous = Rendezvous()
     server = HttpServer(Credentials({ADMIN: CREDENTIAL}), shutdown_deadline_s=0.1)
-    place = MeetingPlace("", FixedMembership(names, 0, rendezvous), rendezvous, asyncio.new_event_loop(), server)
+    membership, broadcasts = FixedMembership(names, 0, rendezvous), Rendezvous()
+    place = MeetingPlace("", membership, rendezvous, broadcasts, asyncio.new_event_loop(), server)
     server.add(ADMIN, RankRoutes(place.membership, rendezvous).routes())
+    server.add(ADMIN, [web.post("/weights/rendezvous", meeting_at(broadcasts))])
     ready = threading.Event()
     task: asyncio.Task | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from polyrhythm.conductor.change import Change
+from polyrhythm.conductor.engines.broadcast import Broadcasts
 from polyrhythm.conductor.engines.client import EngineClient
 from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
@@ -92,7 +93,9 @@ class Conductor:
         self._lengths = LengthHistory()
         self._changed = Change()
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
-        self._monitor = EngineMonitor(self.pool, config.weights.load_deadline_s, stuck_s, self._event)
+        load_deadline_s = config.weights.load_deadline_s
+        self.broadcasts = Broadcasts(load_deadline_s, self.raise_failure)
+        self._monitor = EngineMonitor(self.pool, self.broadcasts, load_deadline_s, stuck_s, self._event)
         self._last_event_s = time.monotonic()
         self._servable_s = time.monotonic()
         self._tasks: asyncio.TaskGroup | None = None
@@ -240,6 +243,7 @@ class Conductor:
     def _close_step(self, step: Step, metrics: dict[str, float]) -> None:
         engines: dict[str, float] = {
             "engines/serving": self.pool.num_serving(step.version),
+            "engines/received": self.pool.num_received(step.version),
             "engines/lost": self.pool.num_lost,
         }
         self.pool.num_lost = 0
@@ -276,6 +280,7 @@ class Conductor:
     async def _run_step(self, step: Step) -> None:
         """Consumes a step's problems, produces its groups; waits for engines to hold its version, then for answers."""
         try:
+            self.broadcasts.plan(step.version, self.pool.present)
             self._monitor.aim(step.version)
             await self._wait_until_engines_settle(step)
             step.dispatched_at_s = time.monotonic()

@@ -9,7 +9,7 @@ from aiohttp import web
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
-from polyrhythm.conductor.ranks.routes import RankRoutes
+from polyrhythm.conductor.ranks.routes import RankRoutes, meeting_at
 from polyrhythm.conductor.status import engine_view, run_status
 from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
@@ -60,6 +60,8 @@ class Service:
             web.post("/engines/drain", self._drain),
             web.post("/engines/remove", self._remove),
             web.post("/weights/published", self._published),
+            web.get("/weights/broadcast", self._broadcast),
+            web.post("/weights/rendezvous", meeting_at(self._conductor.broadcasts.rendezvous)),
             web.get(r"/steps/{version:\d{1,9}}/ready", self._ready),
             web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
             web.post("/trainer/report", self._report),
@@ -100,6 +102,10 @@ class Service:
     async def _published(self, request: web.Request) -> web.Response:
         self._conductor.published(await read_message(request, Published))
         return packed({})
+
+    async def _broadcast(self, request: web.Request) -> web.Response:
+        after, wait_s = int(_number(request, "after")), min(_number(request, "wait_s"), MAX_WAIT_S)
+        return packed(await self._conductor.broadcasts.next_for_sender(after, wait_s))
 
     async def _ready(self, request: web.Request) -> web.Response:
         await self._conductor.wait_for_engines(int(request.match_info["version"]), int(_number(request, "rank")))

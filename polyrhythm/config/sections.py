@@ -159,6 +159,9 @@ class WeightsConfig(Section):
     """Folder of the snapshots; empty: shared memory if they fit there, else the run folder."""
     keep: int = Field(default=2, ge=2)
     """Snapshots kept; older ones are removed."""
+    transport: Literal["snapshot", "broadcast"] = "snapshot"
+    """How new weights reach engines of kind vllm: each reads the snapshot (or downloads it), or the first rank also sends it to all
+    of them at once; who misses that reads the snapshot. See docs/vllm.md."""
     load_deadline_s: float = Field(default=60.0, gt=0)
     """An engine must have loaded and verified a new version within this time."""
 
@@ -300,6 +303,11 @@ class Config(BaseSettings, metaclass=Explained):
         if self.engine.kind == "vllm" and self.cluster.cores == "follow":
             raise ValueError(
                 'cluster.cores="follow" does not go with engine.kind="vllm", whose threads cannot change: use "split"'
+            )
+        if self.weights.transport == "broadcast" and self.engine.kind != "vllm":
+            raise ValueError(
+                f'weights.transport="broadcast" reaches engines of kind vllm alone, and engine.kind={self.engine.kind!r}: '
+                'use weights.transport="snapshot"'
             )
         if self.engine.url and max(self.cluster.num_engines, self.cluster.max_engines) > 1:
             raise ValueError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from polyrhythm.config import EngineConfig
-from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest
+from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, Meeting
 from polyrhythm.types import FinishReason
 
 if TYPE_CHECKING:
@@ -47,6 +47,20 @@ class EngineCore(Protocol):
     async def failure(self) -> str:
         """Waits, as long as the engine works, for the reason why it works no more."""
         ...
+
+
+class Invitation(NamedTuple):
+    """To a broadcast of weights, whose members find each other through the conductor."""
+
+    url: str
+    credential: str
+    meeting: Meeting
+
+
+class ReceivingCore(EngineCore, Protocol):
+    """A core with `capabilities.num_receivers`."""
+
+    async def load(self, version: int, invitation: Invitation | None = None) -> None: ...
 
 
 class AdjustableCore(EngineCore, Protocol):

@@ -6,6 +6,7 @@ Under `/v1` both are JSON in the shape of the OpenAI API.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from aiohttp.typedefs import Middleware
 
 from polyrhythm import messages
 from polyrhythm.config import EngineConfig
-from polyrhythm.engine.kinds import ENGINE_KINDS, AdjustableCore, EngineCore, StreamingCore
+from polyrhythm.engine.kinds import ENGINE_KINDS, AdjustableCore, EngineCore, Invitation, ReceivingCore, StreamingCore
 from polyrhythm.engine.membership import stay_in_run
 from polyrhythm.engine.metrics import EngineMetrics
 from polyrhythm.engine.openai.api import OpenAiApi
@@ -36,13 +37,15 @@ def make_server(
     model_dir: Path,
     model_name: str,
     outermost: Sequence[Middleware] = (),
+    conductor_url: str | None = None,
 ) -> HttpServer:
     """The routes of an engine as far as its core is capable of them.
 
     Without credentials anybody may generate and nobody administrate.
     """
     metrics = EngineMetrics(core.status)
-    routes = EngineRoutes(core, metrics)
+    invite = partial(Invitation, conductor_url, credentials[ADMIN]) if conductor_url and credentials else None
+    routes = EngineRoutes(core, metrics, invite)
     server = HttpServer(
         credentials or Credentials({}),
         open_scopes=frozenset() if credentials else frozenset({GENERATE}),
@@ -91,7 +94,7 @@ async def run_engine(
     open_core = ENGINE_KINDS[config.kind]
     async with Listener(host, port) as listener, open_core(model_dir, config, store) as core:
         outermost = [fault_middleware(core)] if fault_middleware else []
-        server = make_server(core, credentials, model_dir, model_name or model_dir.name, outermost)
+        server = make_server(core, credentials, model_dir, model_name or model_dir.name, outermost, join_url)
         async with server.serving(listener) as url:
             ready(url)
             if join_url is not None and credentials is not None:
@@ -118,9 +121,12 @@ async def _while_it_works(core: EngineCore, serving: Coroutine[Any, Any, object]
 class EngineRoutes:
     """Each decodes a message, asks the core, and encodes the answer."""
 
-    def __init__(self, core: EngineCore, metrics: EngineMetrics):
+    def __init__(
+        self, core: EngineCore, metrics: EngineMetrics, invite: Callable[[messages.Meeting], Invitation] | None
+    ):
         self._core = core
         self._metrics = metrics
+        self._invite = invite
 
     async def health(self, _: web.Request) -> web.Response:
         alive = self._core.is_alive
@@ -136,9 +142,12 @@ class EngineRoutes:
         return packed(await self._core.generate(await read_message(request, messages.GenerateRequest)))
 
     async def load(self, request: web.Request) -> web.Response:
-        version = (await read_message(request, messages.LoadRequest)).version
+        asked = await read_message(request, messages.LoadRequest)
         try:
-            await self._core.load(version)
+            if asked.meeting and self._invite and self._core.capabilities.num_receivers:
+                await cast(ReceivingCore, self._core).load(asked.version, self._invite(asked.meeting))
+            else:
+                await self._core.load(asked.version)
         except SnapshotError as error:
             raise Unloadable(str(error)) from error
         return packed(self._core.status())

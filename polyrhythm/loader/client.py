@@ -37,6 +37,11 @@ class ConductorClient:
         path = f"/steps/{version}/groups?offset={offset}&until={until}&rank={self._rank}&wait_s={wait_s}"
         return messages.decode(self._call("GET", path, None, wait_s + GRACE_S), messages.GroupsReply)
 
+    def next_broadcast(self, after: int) -> messages.Meeting | None:
+        """Where engines wait to be sent a version above `after`; None if none do for now."""
+        path = f"/weights/broadcast?after={after}&wait_s={LONG_POLL_S}"
+        return messages.decode(self._call("GET", path, None, LONG_POLL_S + GRACE_S), messages.Meeting | None)  # pyright: ignore
+
     def report(self, report: ActivityReport) -> None:
         self._call("POST", "/trainer/report", report, REPORT_DEADLINE_S)
 

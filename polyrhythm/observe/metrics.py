@@ -141,6 +141,11 @@ METRICS: dict[str, Metric] = {
         "conductor", "requests", "Requests that were also sent to an idle engine, see `conductor.hedge_groups`."
     ),
     "engines/serving": Metric("conductor", "engines", "Engines that served this step at its end."),
+    "engines/received": Metric(
+        "conductor",
+        "engines",
+        "Engines among them that were sent its weights by a broadcast; the others read the store.",
+    ),
     "engines/lost": Metric("conductor", "engines", "Engines that were lost during this step."),
     "cores/changes": Metric(
         "conductor",

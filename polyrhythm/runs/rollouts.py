@@ -47,10 +47,20 @@ class Rollouts:
         self._source = _WatchedSource(
             ConductorClient(folder.wait_for_conductor(), folder.credentials()["admin"]), watch
         )
+        if config.weights.transport == "broadcast":
+            self._send_to_engines(folder)
         # A plain loop computes the prompt with each of its completions: that is what fills a micro-batch.
         shares_prompts = config.training.share_prompt == "always"
         self._loader = RolloutLoader(self._source, LoaderSettings.of(config, share_prompt=shares_prompts))
         self._version = 0
+
+    def _send_to_engines(self, folder: RunFolder) -> None:
+        from polyrhythm.training.parallel.meeting import ConductorLine
+        from polyrhythm.training.weight_sender import WeightSender
+
+        url, credential = folder.wait_for_conductor(), folder.credentials()["admin"]
+        listener = ConductorClient(url, credential)
+        WeightSender(ConductorLine(url, credential), listener.next_broadcast, self._store).follow()
 
     def publish(self, model: "PreTrainedModel", metrics: Mapping[str, float] | None = None) -> None:
         """Hand the weights of `model` to the engines. The first time they begin; later it closes the step.

@@ -170,6 +170,19 @@ class WeightStore:
         """What is in `version`."""
         return read_manifest(self.local_folder(version).parent, version)
 
+    def contents(self, version: int, piece_bytes: int) -> Iterator[torch.Tensor]:
+        """The bytes of all tensors in the manifest's order, in pieces that end with their tensor; each is there until the next."""
+        folder = self.local_folder(version)
+        manifest = read_manifest(folder.parent, version)
+        longest = max((entry.num_bytes for entry in manifest.tensors.values()), default=0)
+        space = torch.empty(min(piece_bytes, longest), dtype=torch.uint8)
+        with SnapshotReader(folder, manifest) as reader:
+            for entry in manifest.tensors.values():
+                for offset in range(0, entry.num_bytes, piece_bytes):
+                    piece = space[: min(piece_bytes, entry.num_bytes - offset)]
+                    reader.read(entry, offset, memoryview(piece.numpy()))  # pyright: ignore
+                    yield piece
+
     @contextmanager
     def _refusing_damage(self, version: int) -> Iterator[None]:
         try:

@@ -92,6 +92,7 @@ training.threads
 training.resources
 weights.root
 weights.keep
+weights.transport
 weights.load_deadline_s
 conductor.host
 conductor.port

@@ -72,7 +72,11 @@ WITHOUT_DEADLINE = {
     ("engine/vllm/engine.py", "asyncio.shield(self._failed)"): LIFE,
     ("engine/vllm/engine.py", "asyncio.gather(*tasks)"): "each of them asks with a deadline",
     ("engine/vllm/engine.py", "asyncio.shield(loading)"): SERVED,
-    ("engine/vllm/engine.py", "asyncio.to_thread(self._store.local_folder, version)"): "a download has a deadline",
+    (
+        "engine/vllm/engine.py",
+        "asyncio.to_thread(self._store.local_folder, manifest.version)",
+    ): "a download has a deadline",
+    ("engine/vllm/engine.py", "asyncio.to_thread(self._store.manifest, version)"): "a download has a deadline",
     ("engine/vllm/guard.py", "os.read(sys.stdin.fileno(), 4096)"): "a daemon thread that waits for its parent's end",
     ("engine/vllm/guard.py", "process.wait()"): LIFE,
     ("rewards/sandbox/process.py", "asyncio.create_subprocess_exec("): "the system starts a process or fails",

@@ -14,8 +14,9 @@ import torch
 
 from polyrhythm.config import EngineConfig
 from polyrhythm.engine.vllm import launching
+from polyrhythm.engine.vllm.checking import check_server, wait_until_ready
 from polyrhythm.engine.vllm.client import VllmClient
-from polyrhythm.engine.vllm.engine import VllmEngine, _check_server, _wait_until_ready
+from polyrhythm.engine.vllm.engine import VllmEngine
 from polyrhythm.engine.vllm.process import VllmProcess
 from polyrhythm.environments import environment
 from polyrhythm.tokenizer import Tokenizer
@@ -76,7 +77,7 @@ def vllm_process(vllm_model_dir: Path) -> Iterator[VllmProcess]:
 
     async def wait(process: VllmProcess) -> None:
         async with VllmClient(socket=process.socket) as client:
-            await _wait_until_ready(client, process, CONFIG)
+            await wait_until_ready(client, process, CONFIG)
 
     with VllmProcess(command_for, variables_for) as process:
         asyncio.run(wait(process))
@@ -94,10 +95,10 @@ async def vllm_core(
     vllm_process: VllmProcess, vllm_client: VllmClient, vllm_model_dir: Path, tmp_path: Path
 ) -> AsyncIterator[VllmEngine]:
     """An engine that has loaded nothing, around the server that all tests share."""
-    number_format = await _check_server(vllm_client, "of the tests")
+    hello = await check_server(vllm_client, "of the tests")
     tokenizer = Tokenizer(vllm_model_dir)
     core = VllmEngine(
-        vllm_client, vllm_process, CONFIG, WeightStore(tmp_path, keep=3), tokenizer, CONTEXT_LENGTH, number_format
+        vllm_client, vllm_process, CONFIG, WeightStore(tmp_path, keep=3), tokenizer, CONTEXT_LENGTH, hello
     )
     watch = asyncio.create_task(core.watch())
     yield core

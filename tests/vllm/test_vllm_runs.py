@@ -55,10 +55,26 @@ def test_vllm_alone_then_beside_an_embedded_engine_then_killed_in_the_middle_of_
     assert not left
 
 
-def settings() -> dict:
+@pytest.mark.pretrained
+def test_weights_reach_vllm_by_broadcast(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with polyrhythm.rollouts(**settings(NUM_ALONE, transport="broadcast")) as loader:
+        trainer = Trainer(loader.config, load_policy(resolve_model(MODEL)))
+        loader.publish(trainer.policy)
+        steps = loader.steps()
+        for _ in range(NUM_ALONE):
+            train_one(trainer, loader, steps)
+            assert not listening_beyond_this_machine([psutil.Process(), *processes_of_vllm()])
+    metrics = polyrhythm.Run(loader.folder).metrics
+    assert [step["engines/received"] for step in metrics] == [0, 1, 1], "a newcomer reads the store"
+    assert all(step["onpolicy/violations"] == 0 for step in metrics)
+    assert all(step["mismatch/logprob_abs_mean"] < 1e-4 for step in metrics), metrics
+
+
+def settings(num_steps: int = NUM_ALONE + NUM_MIXED, transport: str = "snapshot") -> dict:
     return {
         "model": MODEL,
-        "num_steps": NUM_ALONE + NUM_MIXED,
+        "num_steps": num_steps,
         "rollout": {"group_size": 4, "groups_per_step": 6, "max_tokens": 8},
         "engine": {
             "kind": "vllm",
@@ -66,7 +82,7 @@ def settings() -> dict:
             "context_length": 256,
             "options": {"enforce-eager": True, "kv-cache-memory-bytes": 256 * 2**20},
         },
-        "weights": {"load_deadline_s": 300.0},
+        "weights": {"load_deadline_s": 300.0, "transport": transport},
         "conductor": {"request_deadline_s": 900.0, "stall_deadline_s": 1800.0},
         "observe": {"view": "none"},
     }

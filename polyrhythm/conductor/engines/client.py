@@ -9,7 +9,7 @@ from polyrhythm import messages
 from polyrhythm.http.async_client import AsyncClient
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.http.errors import ErrorReply, NoAnswer
-from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest, ThreadsRequest
+from polyrhythm.messages import EngineStatus, GenerateReply, GenerateRequest, LoadRequest, Meeting, ThreadsRequest
 
 WRONG_REQUEST = (400, 413, 422)
 WRONG_VERSION = 409
@@ -35,7 +35,7 @@ class EngineClient(Protocol):
 
     async def generate(self, request: GenerateRequest, deadline_s: float) -> GenerateReply: ...
 
-    async def load(self, version: int, deadline_s: float) -> None: ...
+    async def load(self, version: int, deadline_s: float, meeting: Meeting | None = None) -> None: ...
 
     async def status(self, deadline_s: float) -> EngineStatus: ...
 
@@ -52,8 +52,8 @@ class HttpEngineClient:
     async def generate(self, request: GenerateRequest, deadline_s: float) -> GenerateReply:
         return _decode(await self._call("POST", "/generate", "generate", deadline_s, request), GenerateReply)
 
-    async def load(self, version: int, deadline_s: float) -> None:
-        await self._call("POST", "/weights/load", "admin", deadline_s, LoadRequest(version))
+    async def load(self, version: int, deadline_s: float, meeting: Meeting | None = None) -> None:
+        await self._call("POST", "/weights/load", "admin", deadline_s, LoadRequest(version, meeting))
 
     async def status(self, deadline_s: float) -> EngineStatus:
         return _decode(await self._call("GET", "/status", "admin", deadline_s), EngineStatus)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from polyrhythm.conductor.engines.broadcast import Broadcasts
 from polyrhythm.conductor.engines.client import EngineError
 from polyrhythm.conductor.engines.health import EngineState
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
@@ -20,8 +21,16 @@ log = logging.getLogger(__name__)
 class EngineMonitor:
     """Runs one `watch` per engine. `aim` says which version all of them should hold."""
 
-    def __init__(self, pool: EnginePool, load_deadline_s: float, stuck_s: float, on_event: Callable[[], None]):
+    def __init__(
+        self,
+        pool: EnginePool,
+        broadcasts: Broadcasts,
+        load_deadline_s: float,
+        stuck_s: float,
+        on_event: Callable[[], None],
+    ):
         self._pool = pool
+        self._broadcasts = broadcasts
         self._load_deadline_s = load_deadline_s
         self._stuck_s = stuck_s
         self._on_event = on_event
@@ -64,8 +73,9 @@ class EngineMonitor:
         """Make an engine load a version, and believe it only when it says that it holds it."""
         engine.health.load_started(time.monotonic())
         self._pool.begin(engine, Activity.LOAD)
+        meeting, has_received = self._broadcasts.take(engine, version), False
         try:
-            await engine.client.load(version, self._load_deadline_s)
+            await engine.client.load(version, self._load_deadline_s, meeting)
             status = await engine.client.status(PROBE_DEADLINE_S)
             if status.policy_version != version:
                 raise EngineError(f"it holds version {status.policy_version} after loading {version}")
@@ -74,12 +84,15 @@ class EngineMonitor:
             engine.health.load_failed(f"did not load version {version}: {error}", time.monotonic())
             self._pool.give_up(engine)
         else:
+            has_received = status.has_received
             engine.observe(status, time.monotonic())
             engine.health.load_succeeded(version, time.monotonic())
             engine.is_lost = False
             self._on_event()
         finally:
             self._pool.end(engine)
+            if meeting is not None:
+                self._broadcasts.loaded(engine, has_received)
         self._pool.changed.set()
 
     async def _probe(self, engine: Engine) -> None:

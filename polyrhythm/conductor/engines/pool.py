@@ -56,6 +56,8 @@ class Engine:
     is_lost: bool = False
     is_dismissed: bool = False
     """It was drained or removed, and shall not come back."""
+    num_missed: int = 0
+    """Broadcasts in a row to which it was invited and that did not reach it."""
     doing: Activity | None = None
     doing_since_s: float = 0.0
 
@@ -130,6 +132,11 @@ class EnginePool:
 
     def num_serving(self, version: int) -> int:
         return len(self.names_serving(version))
+
+    def num_received(self, version: int) -> int:
+        """How many of them were sent the version by a broadcast."""
+        statuses = (self._engines[name].status for name in self.names_serving(version))
+        return sum(status is not None and status.has_received for status in statuses)
 
     def names_serving(self, version: int) -> set[str]:
         """The engines that hold `version` and are trusted, busy or not."""

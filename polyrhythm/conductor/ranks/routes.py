@@ -5,7 +5,7 @@ from aiohttp import web
 from polyrhythm.conductor.ranks.membership import FixedMembership
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.http.errors import Refusal
-from polyrhythm.http.server import packed, read_message
+from polyrhythm.http.server import Handler, packed, read_message
 from polyrhythm.messages import RankJoin, RendezvousReply, RendezvousRequest
 
 MAX_WAIT_S = 60.0
@@ -19,33 +19,40 @@ class RankRoutes:
         self._rendezvous = rendezvous
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/ranks/join", self._join), web.post("/rendezvous", self._meet)]
+        return [web.post("/ranks/join", self._join), web.post("/rendezvous", meeting_at(self._rendezvous))]
 
     async def _join(self, request: web.Request) -> web.Response:
         message = await read_message(request, RankJoin)
         return packed(await self._membership.join(message, min(message.wait_s, MAX_WAIT_S)))
 
-    async def _meet(self, request: web.Request) -> web.Response:
+
+def meeting_at(place: Rendezvous) -> Handler:
+    """The route of a rendezvous."""
+
+    async def meet(request: web.Request) -> web.Response:
         message = await read_message(request, RendezvousRequest)
         if not message.keys and message.operation != "num_keys":
             raise Refusal(f"{message.operation} needs a key")
-        return packed(await self._answer(message))
+        return packed(await _answer(place, message))
 
-    async def _answer(self, asked: RendezvousRequest) -> RendezvousReply:
-        keys, place = asked.keys, self._rendezvous
-        match asked.operation:
-            case "get":
-                return RendezvousReply(values=await place.get(asked.epoch, keys, min(asked.wait_s, MAX_WAIT_S)))
-            case "set":
-                place.set(asked.epoch, keys[0], asked.value)
-                return RendezvousReply()
-            case "add":
-                return RendezvousReply(number=place.add(asked.epoch, keys[0], asked.amount))
-            case "has":
-                return RendezvousReply(number=int(place.has(asked.epoch, keys)))
-            case "delete":
-                return RendezvousReply(number=int(place.delete(asked.epoch, keys[0])))
-            case "num_keys":
-                return RendezvousReply(number=place.num_keys(asked.epoch))
-            case "compare_set":
-                return RendezvousReply(values=[place.compare_set(asked.epoch, keys[0], asked.expected, asked.value)])
+    return meet
+
+
+async def _answer(place: Rendezvous, asked: RendezvousRequest) -> RendezvousReply:
+    keys = asked.keys
+    match asked.operation:
+        case "get":
+            return RendezvousReply(values=await place.get(asked.epoch, keys, min(asked.wait_s, MAX_WAIT_S)))
+        case "set":
+            place.set(asked.epoch, keys[0], asked.value)
+            return RendezvousReply()
+        case "add":
+            return RendezvousReply(number=place.add(asked.epoch, keys[0], asked.amount))
+        case "has":
+            return RendezvousReply(number=int(place.has(asked.epoch, keys)))
+        case "delete":
+            return RendezvousReply(number=int(place.delete(asked.epoch, keys[0])))
+        case "num_keys":
+            return RendezvousReply(number=place.num_keys(asked.epoch))
+        case "compare_set":
+            return RendezvousReply(values=[place.compare_set(asked.epoch, keys[0], asked.expected, asked.value)])

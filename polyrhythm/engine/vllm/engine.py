@@ -12,29 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.config import EngineConfig
-from polyrhythm.engine.kinds import NO_VERSION
+from polyrhythm.engine.kinds import NO_VERSION, Invitation
 from polyrhythm.engine.refusals import EngineFailed, Refused, Reloading, TooLarge, WrongVersion
+from polyrhythm.engine.vllm.checking import CALL_DEADLINE_S, READY_TICK_S, Hello, check_server, wait_until_ready
 from polyrhythm.engine.vllm.client import VllmClient
-from polyrhythm.engine.vllm.launching import check_routes, check_version, check_vllm, command_of, variables_of
+from polyrhythm.engine.vllm.launching import check_vllm, command_of, variables_of
 from polyrhythm.engine.vllm.process import VllmProcess
-from polyrhythm.engine.vllm.worker.polyrhythm_worker import PROTOCOL
+from polyrhythm.engine.vllm.worker.polyrhythm_worker import RECEIVED
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.errors import CallFailed, DeadlinePassed, ErrorReply
 from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import Completion, Sampling
-from polyrhythm.weights.proof import TOLERANCES, canary_columns, check_proof, required_probe
-from polyrhythm.weights.snapshot import Manifest, Probe, SnapshotError, read_manifest
+from polyrhythm.weights.proof import ProofFailed, canary_columns, check_proof, required_probe
+from polyrhythm.weights.snapshot import Manifest, SnapshotError
 from polyrhythm.weights.store import WeightStore
 
-CALL_DEADLINE_S = 30.0
 LOAD_DEADLINE_S = 600.0
 GENERATE_DEADLINE_S = 3600.0
 RESET_DEADLINE_S = 30.0
-READY_TICK_S = 0.25
 WATCH_TICK_S = 1.0
 MAX_SILENCES = 10
 """So many looks in a row may go unanswered by a server that is busy."""
+MAX_CANARIES = 3
+"""A server that computes something else than the canary so often will never compute what it is given."""
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ async def open_vllm(model_dir: Path, config: EngineConfig, store: WeightStore | 
             process = stack.enter_context(VllmProcess(command_for, variables_of))
             client = VllmClient(socket=process.socket)
         await stack.enter_async_context(client)
-        await _wait_until_ready(client, process, config)
-        number_format = await _check_server(client, f"at {config.url}" if config.url else "of engine.python")
-        engine = VllmEngine(client, process, config, store, tokenizer, context_length, number_format)
+        await wait_until_ready(client, process, config)
+        hello = await check_server(client, f"at {config.url}" if config.url else "of engine.python")
+        engine = VllmEngine(client, process, config, store, tokenizer, context_length, hello)
         watch = asyncio.create_task(engine.watch())
         try:
             yield engine
@@ -70,11 +71,12 @@ class VllmEngine:
 
     def __init__(
         self, client: VllmClient, process: VllmProcess | None, config: EngineConfig, store: WeightStore,
-        tokenizer: Tokenizer, context_length: int, number_format: str,
+        tokenizer: Tokenizer, context_length: int, hello: Hello,
     ):  # fmt: skip
         self.capabilities = Capabilities(
-            max_completions=config.max_batch, adjustable_threads=False, reads_store=True, openai_routes=False
-        )
+            max_completions=config.max_batch, adjustable_threads=False, reads_store=True, openai_routes=False,
+            num_receivers=hello.num_workers,
+        )  # fmt: skip
         self._client = client
         self._process = process
         self._store = store
@@ -82,9 +84,12 @@ class VllmEngine:
         self._vocab_size = tokenizer.vocab_size
         self._eos_ids = tokenizer.eos_token_ids
         self._context_length = context_length
-        self._number_format = number_format
+        self._number_format = hello.number_format
         self._policy_version = NO_VERSION
         self._has_shown_canary = False
+        self._has_received = False
+        self._num_failed_canaries = 0
+        self._is_hopeless = False
         self._salt = secrets.token_hex(8)
         self._num_loads = 0
         self._loading = asyncio.Lock()
@@ -98,8 +103,11 @@ class VllmEngine:
         return not self._failed.done()
 
     async def failure(self) -> str:
-        """Waits, as long as the engine works, for the reason why it works no more."""
-        return await asyncio.shield(self._failed)
+        """Waits, as long as the engine works, for the reason why it works no more; UserError if a restart cannot help."""
+        reason = await asyncio.shield(self._failed)
+        if self._is_hopeless:
+            raise UserError(reason)
+        return reason
 
     def status(self) -> EngineStatus:
         num_running = min(self._num_in_flight, self.capabilities.max_completions)
@@ -110,6 +118,7 @@ class VllmEngine:
             num_tokens_generated=self._num_tokens_generated,
             busy_s=self._busy_s,
             num_threads=self._num_threads,
+            has_received=self._has_received,
         )
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
@@ -128,11 +137,14 @@ class VllmEngine:
             for task in tasks:  # a connection that is closed ends its completion
                 task.cancel()
 
-    async def load(self, version: int) -> None:
-        """Load and prove a version of the weight store; meanwhile, and after a failure, the engine holds none."""
+    async def load(self, version: int, invitation: Invitation | None = None) -> None:
+        """Load and prove a version of the weight store; meanwhile, and after a failure, the engine holds none.
+
+        Who is invited to a broadcast need not read it there, if what arrives is what was published.
+        """
         self._check_alive()
         # A load that was begun is finished even if its client has gone: half-loaded weights belong to nobody.
-        loading = asyncio.create_task(self._load(version))
+        loading = asyncio.create_task(self._load(version, invitation))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # its client may have gone
         await asyncio.shield(loading)
 
@@ -155,42 +167,90 @@ class VllmEngine:
                 if silences >= MAX_SILENCES:
                     self._fail(str(error))
 
-    async def _load(self, version: int) -> None:
+    async def _load(self, version: int, invitation: Invitation | None) -> None:
         async with self._loading:
-            self._policy_version = NO_VERSION  # from here on nothing new is taken
-            folder = await asyncio.to_thread(self._store.local_folder, version)
-            manifest = read_manifest(folder.parent, version)
-            probe = required_probe(manifest)
+            self._policy_version, self._has_received = NO_VERSION, False  # from here on nothing new is taken
+            manifest = await asyncio.to_thread(self._store.manifest, version)
             try:
-                if not self._has_shown_canary:
-                    await self._load_and_prove(folder, manifest, probe, is_canary=True)
-                    self._has_shown_canary = True
-                await self._load_and_prove(folder, manifest, probe, is_canary=False)
+                if invitation is not None and self._has_shown_canary:
+                    self._has_received = await self._receive(invitation, manifest)
+                if not self._has_received:
+                    await self._read_store(manifest)
             except CallFailed as error:
                 self._fail(f"a load of version {version} failed half-way, and nobody knows what vLLM holds: {error}")
                 raise EngineFailed(str(error)) from error
             self._policy_version = version
 
-    async def _load_and_prove(self, folder: Path, manifest: Manifest, probe: Probe, *, is_canary: bool) -> None:
-        """Load weights or their canary; raises unless what is computed from now on is what the trainer computes."""
-        version = manifest.version
+    async def _receive(self, invitation: Invitation, manifest: Manifest) -> bool:
+        """Load and prove what a broadcast brings. False, with nothing loaded, if it does not bring what was published."""
+        meeting = invitation.meeting
+        arguments = {
+            "sizes": json.dumps([entry.num_bytes for entry in manifest.tensors.values()]),
+            "url": invitation.url,
+            "credential": invitation.credential,
+            "meeting": json.dumps([meeting.number, meeting.member, meeting.num_members, meeting.deadline_s]),
+        }
+        await self._post("/pause?mode=abort")
+        missed = await self._call_workers("polyrhythm_receive", arguments, "missed")
+        try:
+            if missed:
+                raise SnapshotError(missed)
+            await self._load_weights(manifest, RECEIVED, is_canary=False)
+        except SnapshotError as error:
+            log.warning("weights v%d did not come by broadcast, the store is read: %s", manifest.version, error)
+            return False
+        await self._prove(manifest, is_canary=False)
+        return True
+
+    async def _read_store(self, manifest: Manifest) -> None:
+        """Load and prove what is in the weight store, the canary first if none was shown."""
+        folder = await asyncio.to_thread(self._store.local_folder, manifest.version)
+        for is_canary in (False,) if self._has_shown_canary else (True, False):
+            try:
+                await self._load_weights(manifest, str(folder), is_canary=is_canary)
+            except SnapshotError:
+                self._store.refuse(manifest.version)
+                raise
+            await self._prove(manifest, is_canary=is_canary)
+            self._has_shown_canary = True
+
+    async def _load_weights(self, manifest: Manifest, folder: str, *, is_canary: bool) -> None:
+        """Weights or their canary, from a folder or as received; SnapshotError if the workers have refused them untouched."""
+        version, probe = manifest.version, required_probe(manifest)
         await self._post("/pause?mode=abort")
         arguments = {
-            "folder": str(folder),
+            "folder": folder,
             "files": json.dumps(manifest.files),
-            "table": json.dumps(_table(manifest, probe.seed if is_canary else None)),
+            "table": json.dumps(_table(manifest, probe.seed if is_canary else None, is_received=folder == RECEIVED)),
         }
-        call = {"method": "polyrhythm_load", "kwargs": arguments, "timeout": LOAD_DEADLINE_S}
-        answer = await self._client.post("/collective_rpc", call, deadline_s=LOAD_DEADLINE_S)
-        if refused := [worker["refused"] for worker in answer["results"] if "refused" in worker]:
-            self._store.refuse(version)
-            raise SnapshotError(f"weights v{version}: {refused[0]}")
+        if refused := await self._call_workers("polyrhythm_load", arguments, "refused"):
+            raise SnapshotError(f"weights v{version}: {refused}")
         self._num_loads += 1
         await self._post("/update_weight_version", {"new_version": self._label(version, is_canary)})
         await self._reset_prefix_cache()
         await self._post("/resume")
+
+    async def _prove(self, manifest: Manifest, *, is_canary: bool) -> None:
+        """Raises unless what is computed from now on is what the trainer computes."""
+        probe = required_probe(manifest)
         logprobs = [x for sequence in probe.sequences for x in await self._logprobs(sequence)]
-        check_proof(version, probe, logprobs, self._number_format, is_canary=is_canary)
+        try:
+            check_proof(manifest.version, probe, logprobs, self._number_format, is_canary=is_canary)
+        except ProofFailed as error:
+            self._num_failed_canaries += is_canary
+            if self._num_failed_canaries == MAX_CANARIES:
+                self._is_hopeless = True
+                self._fail(
+                    f"vLLM does not compute with what it has loaded, in {MAX_CANARIES} of {MAX_CANARIES} proofs: {error}. "
+                    'Use another version or build of vLLM, other engine.options, or engine.kind="embedded"'
+                )
+            raise
+
+    async def _call_workers(self, method: str, arguments: dict[str, str], trouble: str) -> str:
+        """Call our extension in every worker of vLLM; what the first that has trouble says of it."""
+        call = {"method": method, "kwargs": arguments, "timeout": LOAD_DEADLINE_S}
+        answer = await self._client.post("/collective_rpc", call, deadline_s=LOAD_DEADLINE_S)
+        return next((worker[trouble] for worker in answer["results"] if trouble in worker), "")
 
     async def _complete(self, request: GenerateRequest, seed: int, version: int) -> Completion:
         sampling = _sampling(request.sampling) | {
@@ -273,15 +333,20 @@ def _command(config: EngineConfig, version: str, model_dir: Path, context_length
     return command_of(config, version, model_dir, socket, context_length)
 
 
-def _table(manifest: Manifest, canary_seed: int | None) -> list[list[Any]]:
-    """The tensors of a snapshot for the worker, with the columns to negate if it is a canary's."""
-    rows = []
+def _table(manifest: Manifest, canary_seed: int | None, *, is_received: bool = False) -> list[list[Any]]:
+    """The tensors of a snapshot for the worker, with the columns to negate if it is a canary's.
+
+    What is received lies one tensor after the other.
+    """
+    rows, received = [], 0
     for name, entry in manifest.tensors.items():
         columns = (0, 0)
         if canary_seed is not None and entry.is_floating_point:
             columns = canary_columns(canary_seed, name, entry.shape)
+        file, offset = (RECEIVED, received) if is_received else (entry.file, entry.offset)
         pieces = [(piece.offset, piece.num_bytes, piece.digest) for piece in entry.pieces]
-        rows.append([name, entry.dtype, entry.shape, entry.file, entry.offset, entry.num_bytes, pieces, *columns])
+        rows.append([name, entry.dtype, entry.shape, file, offset, entry.num_bytes, pieces, *columns])
+        received += entry.num_bytes
     return rows
 
 
@@ -296,36 +361,3 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "skip_special_tokens": False,  # stop strings see what was drawn
         "detokenize": bool(sampling.stop),
     }
-
-
-async def _wait_until_ready(client: VllmClient, process: VllmProcess | None, config: EngineConfig) -> None:
-    until_s = time.monotonic() + config.joins_within_s
-    while True:
-        if process is not None:
-            process.check_runs()
-        try:
-            await client.get("/health", deadline_s=CALL_DEADLINE_S)
-            return
-        except CallFailed as error:
-            if time.monotonic() > until_s:
-                raise RunError(f"vLLM was not ready within {config.joins_within_s:g} s: {error}") from None
-        await asyncio.sleep(READY_TICK_S)
-
-
-async def _check_server(client: VllmClient, where: str) -> str:
-    """The number format it computes in; UserError if it is not a server that can be used."""
-    check_routes(await client.get("/openapi.json", deadline_s=CALL_DEADLINE_S), where)
-    version = json.loads(await client.get("/version", deadline_s=CALL_DEADLINE_S))["version"]
-    check_version(version, f"the server {where}")
-    try:
-        answer = await client.post("/collective_rpc", {"method": "polyrhythm_hello"}, deadline_s=CALL_DEADLINE_S)
-    except ErrorReply as error:
-        raise UserError(f"vLLM {where} does not have our worker extension: see docs/vllm.md ({error})") from None
-    hello = answer["results"][0]
-    if hello["protocol"] != PROTOCOL:
-        raise UserError(f"vLLM {where} has the worker extension of another version of Polyrhythm: start it again")
-    if hello["number_format"] not in TOLERANCES:
-        known = ", ".join(TOLERANCES)
-        raise UserError(f"vLLM {where} computes in {hello['number_format']}, which proves nothing: use one of {known}")
-    await client.num_tokens_generated(deadline_s=CALL_DEADLINE_S)
-    return hello["number_format"]

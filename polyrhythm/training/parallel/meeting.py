@@ -26,6 +26,8 @@ JOIN_POLL_S = 2.0
 GRACE_S = 30.0
 RUN_FAILED = 503
 LIBRARIES = ("GLOO", "NCCL", "HCCL")
+RANKS = "/rendezvous"
+"""Where ranks find each other."""
 
 
 class ConductorLine:
@@ -61,14 +63,15 @@ def meet_others(line: ConductorLine, name: str, deadline: timedelta) -> messages
 
 
 class ConductorStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """The store of one epoch. torch calls it by these names, from whatever thread."""
+    """The store of one epoch at one of the conductor's rendezvous. torch calls it by these names, from whatever thread."""
 
     _alive: ClassVar[list["ConductorStore"]] = []
     """Groups hold only torch's half of a store, and call into nothing once the Python half is gone."""
 
-    def __init__(self, line: ConductorLine, epoch: int, deadline: timedelta):
+    def __init__(self, line: ConductorLine, epoch: int, deadline: timedelta, path: str = RANKS):
         super().__init__()
         self._line = line
+        self._path = path
         self._epoch = epoch
         self.set_timeout(deadline)
         self._alive.append(self)
@@ -111,7 +114,7 @@ class ConductorStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     def _ask(self, operation: str, keys: list[str], wait_s: float = 0.0, **more: Any) -> messages.RendezvousReply:
         message = messages.RendezvousRequest(self._epoch, operation, keys, wait_s=wait_s, **more)  # pyright: ignore
-        return messages.decode(self._line.call("/rendezvous", message, wait_s), messages.RendezvousReply)
+        return messages.decode(self._line.call(self._path, message, wait_s), messages.RendezvousReply)
 
 
 def bind_to_route(url: str) -> str:

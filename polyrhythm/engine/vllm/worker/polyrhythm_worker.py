@@ -10,17 +10,43 @@ import os
 from typing import Any
 
 PROTOCOL = "2"
+RECEIVED = ""
+"""The folder and the file of what has arrived in a broadcast."""
 
 
 class WeightsOfARun:
     """Methods that vLLM mixes into its worker. Arguments and results are strings, or dicts of them."""
 
+    polyrhythm_received: mmap.mmap | None = None
+    """The tensors of the last broadcast, one after the other."""
+
     def polyrhythm_hello(self: Any) -> dict[str, str]:
         """Who is here, and in which number format it computes."""
         return {"protocol": PROTOCOL, "number_format": str(self.model_config.dtype).removeprefix("torch.")}
 
+    def polyrhythm_receive(self: Any, sizes: str, url: str, credential: str, meeting: str) -> dict[str, str]:
+        """Take part in a broadcast of tensors of these sizes; `missed` says why nothing has arrived. The model is not touched.
+
+        `meeting` is JSON: the number of the broadcast, our first member, the number of members, seconds.
+        """
+        from polyrhythm_meeting import receive  # pyright: ignore
+
+        number, member, num_members, deadline_s = json.loads(meeting)
+        of_tensors = json.loads(sizes)
+        received, self.polyrhythm_received = self.polyrhythm_received, None
+        if received is None or len(received) != sum(of_tensors):
+            received = mmap.mmap(-1, sum(of_tensors))  # kept for the next: new pages are what takes long
+        try:
+            receive(received, of_tensors, url, credential, number, member + self.rank, num_members, deadline_s)
+        except (RuntimeError, OSError, ValueError) as error:
+            return {"missed": f"{type(error).__name__}: {error}"}
+        self.polyrhythm_received = received
+        return {}
+
     def polyrhythm_load(self: Any, folder: str, files: str, table: str) -> dict[str, str]:
-        """Load the tensors of safetensors files. `refused` says why nothing was touched; an exception, that something was.
+        """Load the tensors of safetensors files, or what was received.
+
+        `refused` says why nothing was touched; an exception, that something was.
 
         `files` is JSON, the size of each. So is `table`: for each tensor its name, safetensors type, shape, file, offset there,
         number of bytes, pieces (offset in the tensor, number of bytes, BLAKE3 digest), and the first and number of the columns
@@ -28,12 +54,16 @@ class WeightsOfARun:
         """
         rows = [_Row(*row) for row in json.loads(table)]
         try:
-            contents = {name: _mapped(os.path.join(folder, name), size) for name, size in json.loads(files).items()}
+            if folder == RECEIVED:
+                contents = {RECEIVED: self.polyrhythm_received}
+            else:
+                contents = {name: _mapped(os.path.join(folder, name), size) for name, size in json.loads(files).items()}
             wrong = [row.name for row in rows if not row.is_what_was_published(contents[row.file])]
         except (OSError, ValueError) as error:
             return {"refused": str(error)}
         if wrong:
-            return {"refused": f"{wrong[0]} in {folder} is not what was published: digests differ"}
+            where = f"in {folder}" if folder else "as received"
+            return {"refused": f"{wrong[0]} {where} is not what was published: digests differ"}
         self.model_runner.reload_weights(weights_iterator=((row.name, row.tensor(contents[row.file])) for row in rows))
         return {"repacked": ", ".join(self.polyrhythm_repack())}
 

@@ -129,7 +129,9 @@ def test_the_environment_of_a_run_does_not_reach_vllm(monkeypatch, tmp_path):
     variables = launching.variables_of(tmp_path)
     assert variables["PYTHONPATH"] == str(launching.WORKER_FOLDER)
     assert variables["VLLM_LOGGING_LEVEL"] == "DEBUG" and variables["VLLM_SERVER_DEV_MODE"] == "1"
-    assert {path.name for path in launching.WORKER_FOLDER.glob("*.py")} == {"__init__.py", "polyrhythm_worker.py"}
+    assert {path.name for path in launching.WORKER_FOLDER.glob("*.py")} == {
+        "__init__.py", "polyrhythm_meeting.py", "polyrhythm_worker.py",
+    }  # fmt: skip
 
 
 def test_an_environment_is_made_again_when_its_pins_have_changed(tmp_path, monkeypatch):

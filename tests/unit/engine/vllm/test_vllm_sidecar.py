@@ -11,14 +11,15 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from polyrhythm.config import EngineConfig
+from polyrhythm.engine.kinds import Invitation
 from polyrhythm.engine.refusals import EngineFailed, Reloading, WrongVersion
-from polyrhythm.engine.vllm.engine import VllmEngine, open_vllm
+from polyrhythm.engine.vllm.engine import MAX_CANARIES, VllmEngine, open_vllm
 from polyrhythm.engine.vllm.launching import NEEDED_ROUTES
 from polyrhythm.engine.vllm.worker.polyrhythm_worker import PROTOCOL
 from polyrhythm.errors import UserError
-from polyrhythm.messages import GenerateRequest
+from polyrhythm.messages import GenerateRequest, Meeting
 from polyrhythm.types import Sampling
-from polyrhythm.weights.proof import ProofFailed
+from polyrhythm.weights.proof import NUM_SEQUENCES, ProofFailed
 from polyrhythm.weights.snapshot import read_manifest
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import build_tiny_model
@@ -26,6 +27,7 @@ from tests.publishing import publish
 from tests.tiny_model import byte_tokenizer
 
 DEADLINE_S = 30.0
+INVITATION = Invitation("http://conductor", "secret", Meeting(4, 1, 1, 2, 5.0))
 
 
 class ScriptedVllm:
@@ -41,6 +43,8 @@ class ScriptedVllm:
         self.rpc: dict[str, Any] = {"results": [{"repacked": "lm_head"}]}
         self.rpc_status = 200
         self.choice: dict[str, Any] = {}
+        self.folders: list[str] = []
+        self.trouble_with_received: dict[str, str] = {}
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -61,6 +65,12 @@ class ScriptedVllm:
         if request.path == "/collective_rpc":
             if body["method"] == "polyrhythm_hello":
                 return web.json_response({"results": [{"protocol": PROTOCOL, "number_format": self.number_format}]})
+            if body["method"] == "polyrhythm_receive" or body["kwargs"]["folder"] == "":
+                self.folders += [""] * (body["method"] == "polyrhythm_load")
+                is_receiving = "missed" in self.trouble_with_received
+                trouble = self.trouble_with_received if is_receiving == (body["method"] == "polyrhythm_receive") else {}
+                return web.json_response({"results": [trouble]})
+            self.folders.append(body["kwargs"]["folder"])
             return web.json_response(self.rpc, status=self.rpc_status)
         if request.path == "/update_weight_version":
             self.label = body["new_version"]
@@ -144,7 +154,7 @@ async def test_the_first_load_shows_the_canary_and_later_ones_do_not(engine, vll
     vllm.calls.clear()
     await engine.load(3)
     once = ["/pause?mode=abort", "polyrhythm_load", "/update_weight_version", "/reset_prefix_cache", "/resume"]
-    probing = ["/inference/v1/generate"] * 2
+    probing = ["/inference/v1/generate"] * NUM_SEQUENCES
     assert vllm.calls == [*once, *probing, *once, *probing]
     vllm.calls.clear()
     await engine.load(4)
@@ -161,6 +171,46 @@ async def test_a_server_that_computes_old_weights_is_refused_by_its_canary(engin
     vllm.is_stale = False
     await engine.load(3)
     assert engine.status().policy_version == 3
+
+
+async def test_a_server_that_never_shows_its_canary_is_given_up_with_one_line(engine, vllm):
+    vllm.is_stale = True
+    for _ in range(MAX_CANARIES):
+        assert engine.is_alive
+        with pytest.raises(ProofFailed):
+            await engine.load(3)
+    with pytest.raises(
+        UserError, match=r"does not compute with what it has loaded, in 3 of 3 proofs: .*apart.* Use another"
+    ):
+        await asyncio.wait_for(engine.failure(), DEADLINE_S)
+    with pytest.raises(EngineFailed):
+        await engine.load(3)
+
+
+async def test_who_is_invited_loads_what_it_receives_and_reads_nothing(engine, vllm):
+    await engine.load(3)
+    assert not engine.status().has_received and engine.capabilities.num_receivers == 1
+    vllm.calls.clear()
+    await engine.load(4, INVITATION)
+    loading = ["/pause?mode=abort", "polyrhythm_load", "/update_weight_version", "/reset_prefix_cache", "/resume"]
+    probing = ["/inference/v1/generate"] * NUM_SEQUENCES
+    assert vllm.calls == ["/pause?mode=abort", "polyrhythm_receive", *loading, *probing]
+    assert engine.status().policy_version == 4 and engine.status().has_received
+    assert vllm.folders == [str(vllm.root / "v00000003")] * 2 + [""]
+
+
+@pytest.mark.parametrize("trouble", ["missed", "refused"])
+async def test_who_misses_a_broadcast_or_receives_something_else_reads_the_store(engine, vllm, trouble, caplog):
+    await engine.load(3)
+    vllm.trouble_with_received = {trouble: "the sender has gone"}
+    await engine.load(4, INVITATION)
+    assert engine.status().policy_version == 4 and not engine.status().has_received
+    assert vllm.folders[-1] == str(vllm.root / "v00000004") and "the sender has gone" in caplog.text
+
+
+async def test_an_engine_that_has_not_shown_its_canary_reads_the_store(engine, vllm):
+    await engine.load(3, INVITATION)
+    assert "polyrhythm_receive" not in vllm.calls and not engine.status().has_received
 
 
 async def test_a_prefix_cache_that_is_still_held_is_reset_later(engine, vllm):
