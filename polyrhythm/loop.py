@@ -16,69 +16,70 @@ from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
+from polyrhythm.training.parallel.channel import lost_ranks_named
 from polyrhythm.training.parallel.meeting import ConductorLine
-from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
-from polyrhythm.training.policy.saving import save_policy
+from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, replica_kind
 from polyrhythm.training.policy.tri_model import load_policy
+from polyrhythm.training.publication import Publication
 from polyrhythm.training.threads import ThreadFollower
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.training.weight_sender import WeightSender
-from polyrhythm.weights.export import exported
-from polyrhythm.weights.proof import probe_of
 from polyrhythm.weights.store import WeightStore
 
 
 def train(
-    loader: RolloutLoader, trainer: Trainer, store: WeightStore, checkpoints: Checkpoints, recorder: ActivityRecorder
+    loader: RolloutLoader,
+    trainer: Trainer,
+    publication: Publication,
+    checkpoints: Checkpoints,
+    recorder: ActivityRecorder,
 ) -> None:
     for step in loader.steps():  # engines hold policy v{step.version}, verified
+        publication.verify(step.version)  # the replicas have not drifted apart
         trainer.begin_step(step.version)
-        if not trainer.replica.is_writer:
-            with recorder.doing(Activity.VERIFY):
-                store.verify(exported(trainer.policy), step.version)  # the replicas have not drifted apart
         for update in step.updates():  # one, unless training.updates_per_step says more
             for micro_batch in update:  # finished groups, as they finish
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
             trainer.optim_step()  # divide by the totals, clip, update
         metrics = trainer.metrics()
+        publication.publish(step.version + 1)  # whoever holds a part of the policy writes it
         if trainer.replica.is_writer:  # it speaks for all
-            with recorder.doing(Activity.PUBLISH):
-                probe = probe_of(trainer.policy, step.version + 1)  # what engines must compute once they have loaded it
-                store.publish(exported(trainer.policy), step.version + 1, probe)
             times = trainer_times(recorder.take_seconds())
             step.commit(times | metrics)  # the step is closed, engines begin the next one
-            checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
+        checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
 
 
 def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
     """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
     url, credential = run.wait_for_conductor(), run.credentials()["admin"]
-    client, name = ConductorClient(url, credential, rank), config.training.rank_names[rank]
+    name = config.training.rank_names[rank]
     recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
     with recorder.doing(Activity.START):
-        replica = join_ranks(url, credential, name)
+        replica = join_ranks(url, credential, name, kind=replica_kind(config.training))
+        client = ConductorClient(url, credential, replica.index)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config) and trainer.device.type == "cpu":
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
         checkpoints.begin(run.first_step, run.initial_optimizer)
         store = WeightStore(run.store_root, keep=config.weights.keep)
+        publication = Publication(store, trainer)
         if config.weights.transport == "broadcast":
             line, listener = ConductorLine(url, credential), ConductorClient(url, credential)
             WeightSender(line, listener.next_broadcast, store, lambda: replica.is_writer).follow()
         settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
-        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, share=replica.share)
+        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, shards=replica)
+        publication.publish(run.first_step)
         if replica.is_writer:
-            store.publish(exported(trainer.policy), run.first_step, probe_of(trainer.policy, run.first_step))
             loader.announce(run.first_step)
     with interrupts.deferred():
-        with checkpoints.kept():
-            train(loader, trainer, store, checkpoints, recorder)
+        with checkpoints.kept(), lost_ranks_named():
+            train(loader, trainer, publication, checkpoints, recorder)
+        checkpoints.save_last(config.num_steps)
         leave_ranks()
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):
-                checkpoints.save_last(config.num_steps)
-                save_policy(trainer.models.full_policy(), run.model_dir, run.trained_model, config.training.save_dtype)
+                publication.save_model(config.num_steps, run.model_dir, run.trained_model)
 
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:

@@ -363,9 +363,11 @@ class Conductor:
         return engine
 
     def _check_rank(self, rank: int) -> None:
-        num_ranks = self.config.training.num_ranks
-        if not 0 <= rank < num_ranks:
-            raise Conflict(f"there is no rank {rank}: training.num_ranks={num_ranks}")
+        num = self.config.training.num_replicas
+        if not 0 <= rank < num:
+            raise Conflict(
+                f"there is no rank {rank}: {num} take groups by training.num_ranks and training.ranks_per_replica"
+            )
 
     def _step_at(self, version: int) -> Step:
         if self.step is None or self.step.version != version:

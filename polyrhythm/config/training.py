@@ -59,6 +59,11 @@ class TrainingConfig(Section):
     """Number format of the trained model that is saved; auto: that of the model the run began with. Checkpoints have all digits."""
     num_ranks: int = Field(default=1, ge=1)
     """Training processes. Each takes groups when it has nothing to do; gradients are added up before an update."""
+    parallel: Literal["replicate", "shard_state", "shard"] = "replicate"
+    """What a rank holds. replicate: everything; shard_state: whole weights and gradients, and its part of the rest;
+    shard: its part of everything (FSDP2), in rounds that all ranks of a replica make together. See docs/ranks.md."""
+    ranks_per_replica: int = Field(default=0, ge=0)
+    """Ranks that hold one copy of the policy together, with parallel = "shard"; 0: all of them."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank; 0 divides the machine between the processes."""
     resources: dict[str, float] = {}
@@ -72,6 +77,7 @@ class TrainingConfig(Section):
         for option, key in KEYS_INSTEAD_OF_SCHEDULE_OPTIONS.items():
             if option in self.schedule_options:
                 raise ValueError(f"training.schedule_options has {option!r}: it is given by {key}")
+        self._check_replicas()
         betas = (self.adam_beta1, self.adam_beta2)
         if self.optimizer != "adamw" and betas != ADAM_BETAS:
             raise ValueError(
@@ -81,6 +87,29 @@ class TrainingConfig(Section):
         if self.optimizer == "adamw" and "betas" in self.optimizer_options:
             raise ValueError("training.optimizer_options has 'betas': use training.adam_beta1 and training.adam_beta2")
         return self
+
+    def _check_replicas(self) -> None:
+        size = self.ranks_per_replica
+        if size and self.parallel != "shard":
+            raise ValueError(
+                f'training.ranks_per_replica={size} is of training.parallel="shard", not of {self.parallel!r}: leave it at 0'
+            )
+        if size == 1:
+            raise ValueError(
+                'training.ranks_per_replica=1 shards nothing: use training.parallel="replicate", or at least 2'
+            )
+        if size and self.num_ranks % size:
+            raise ValueError(
+                f"training.num_ranks={self.num_ranks} cannot be divided into replicas of "
+                f"training.ranks_per_replica={size}: make it a multiple"
+            )
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the policy that take groups, each at its own pace."""
+        return (
+            self.num_ranks // (self.ranks_per_replica or self.num_ranks) if self.parallel == "shard" else self.num_ranks
+        )
 
     @property
     def rank_names(self) -> list[str]:

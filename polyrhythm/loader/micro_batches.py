@@ -1,18 +1,19 @@
-"""Finished groups become micro-batches: as many as fit the token budget, in the order in which they came."""
+"""Finished groups become rounds of micro-batches: as many as fit the token budget, in the order in which they came."""
 
 import msgspec
 
 from polyrhythm.algorithms.advantages import ADVANTAGES
-from polyrhythm.algorithms.cost import CostModel, num_fitting
+from polyrhythm.algorithms.cost import CostModel
 from polyrhythm.types import Group, MicroBatch
 
 
 class ReadyGroups:
     """Groups that wait for their pass. Each is priced once when it comes, and compared with its siblings when it goes."""
 
-    def __init__(self, cost: CostModel, tokens_per_micro_batch: int, advantage: str):
+    def __init__(self, cost: CostModel, tokens_per_micro_batch: int, advantage: str, num_shards: int = 1):
         self._cost = cost
         self._budget = tokens_per_micro_batch
+        self._num_shards = num_shards
         self._advantage = ADVANTAGES[advantage]
         self._groups: list[Group] = []
         self._costs: list[int] = []
@@ -22,17 +23,36 @@ class ReadyGroups:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is more than one micro-batch holds, so that nothing that still comes can change the next one."""
-        return num_fitting(self._costs, self._budget) < len(self._costs)
+        """Whether there is more than one round holds, so that nothing that still comes can change the next one."""
+        return len(self._places()) < len(self._costs)
 
     def add(self, group: Group) -> None:
         self._groups.append(group)
         self._costs.append(self._cost(group))
 
-    def take(self, version: int) -> MicroBatch:
-        num = num_fitting(self._costs, self._budget)
-        groups = [_without_excluded(group) for group in self._groups[:num]]
-        del self._groups[:num], self._costs[:num]
+    def take(self, version: int) -> list[MicroBatch]:
+        """A micro-batch for each shard; some may be empty."""
+        places = self._places()
+        groups = [_without_excluded(group) for group in self._groups[: len(places)]]
+        del self._groups[: len(places)], self._costs[: len(places)]
+        parts = [[g for g, at in zip(groups, places, strict=True) if at == shard] for shard in range(self._num_shards)]
+        return [self._micro_batch(version, part) for part in parts]
+
+    def _places(self) -> list[int]:
+        """The shards that get the first groups: each goes to the one with least to do, until one fits nowhere."""
+        totals = [0] * self._num_shards
+        is_empty = [True] * self._num_shards
+        places: list[int] = []
+        for cost in self._costs:
+            shard = min(range(self._num_shards), key=totals.__getitem__)
+            if not is_empty[shard] and totals[shard] + cost > self._budget:
+                break
+            places.append(shard)
+            totals[shard] += cost
+            is_empty[shard] = False
+        return places
+
+    def _micro_batch(self, version: int, groups: list[Group]) -> MicroBatch:
         rewards = [[rollout.reward or 0.0 for rollout in group.rollouts] for group in groups]
         return MicroBatch(version=version, groups=groups, advantages=[self._advantage(row) for row in rewards])
 

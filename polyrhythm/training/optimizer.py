@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from polyrhythm.config import TrainingConfig
 from polyrhythm.errors import RunError, UserError
@@ -48,7 +49,7 @@ class Optimizer:
     def step(self, divisor: float) -> dict[str, float]:
         learning_rate = self.learning_rate()
         gradients = self.gradients()
-        gradient_norm = float(torch.nn.utils.get_total_norm(gradients)) / divisor
+        gradient_norm = float(_whole(torch.nn.utils.get_total_norm(gradients))) / divisor
         if not math.isfinite(gradient_norm):
             raise RunError(
                 f"the gradient of update {self.num_updates} is not finite ({gradient_norm}): nothing was updated; go on from "
@@ -79,6 +80,11 @@ class Optimizer:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state that was kept."""
         restore_state(self.inner, self.names, state)
+
+
+def _whole(norm: Tensor) -> Tensor:
+    """Of gradients that are sharded, the norm of all their rows: a collective operation."""
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def try_optimizer(config: TrainingConfig, num_steps: int) -> None:

@@ -19,7 +19,7 @@ from polyrhythm.interrupts import interrupts
 from polyrhythm.observe.activity import Activity, seconds_metric
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
-from polyrhythm.training.packing.layout import Layout, pack
+from polyrhythm.training.packing.layout import Layout, empty_row, pack
 from polyrhythm.training.packing.transfer import moved_together
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.parallel.replicate import WholeReplica
@@ -83,6 +83,7 @@ class Trainer:
         self.replica = replica or WholeReplica()
         dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self.models = TriModel(policy, config.training, config.algorithm, config.rollout.temperature, dtype)
+        self.replica.hold(self.models)
         self.loss = find_loss(config.algorithm.loss)
         self.optimizer = Optimizer(policy, config.training, config.num_steps, self.models.masters)
         self.device = next(policy.parameters()).device
@@ -102,6 +103,7 @@ class Trainer:
         self.num_updates_in_step = 0
         self.sums = _Sums()
         self.update_metrics = {}
+        self.replica.begin_update()
         self.models.remember_old_policy()
 
     def forward_backward(self, micro_batch: MicroBatch) -> None:
@@ -118,8 +120,7 @@ class Trainer:
                     kept.append((group, advantages))
                 else:
                     self.sums.add("skipped_groups", 1)
-            if kept:
-                self._forward_backward(kept)
+            self._forward_backward(kept)
 
     def optim_step(self) -> None:
         """Divide by what the micro-batches of all replicas added to the divisor, clip, update."""
@@ -131,6 +132,8 @@ class Trainer:
                 self.update_metrics = self.optimizer.step(self.divisor)
             self.divisor = 0.0
             self.num_updates_in_step += 1
+        if self.num_updates_in_step < self.config.training.updates_per_step:
+            self.replica.begin_update()
 
     def metrics(self) -> dict[str, float]:
         """Of the step so far, over all replicas."""
@@ -156,15 +159,20 @@ class Trainer:
             max_tokens=self.config.training.tokens_per_micro_batch,
             loss_masks=[[r.trace.sampled_mask for r in group.rollouts] for group in groups],
         )
-        layouts = [layout.to(self.device) for layout in layouts]
+        num_empty = self.replica.num_passes(len(layouts)) - len(layouts)
+        rows = [layout.to(self.device) for layout in [*layouts, *[empty_row()] * num_empty]]
         algorithm = self.config.algorithm
-        references = [self.models.score_reference(x).logprobs_N if algorithm.kl_coef > 0 else None for x in layouts]
+        references = [self.models.score_reference(row).logprobs_N if algorithm.kl_coef > 0 else None for row in rows]
         needs_old = self.num_updates_in_step > 0 or (algorithm.kl_coef > 0 and algorithm.kl_estimator == "k1")
-        olds = [self.models.score_old(layout).logprobs_N if needs_old else None for layout in layouts]
+        olds = [self.models.score_old(row).logprobs_N if needs_old else None for row in rows]
+        layouts, empty = rows[: len(layouts)], rows[len(layouts) :]
+        olds, references = olds[: len(layouts)], references[: len(layouts)]
         if algorithm.kl_coef > 0 and algorithm.kl_estimator == "k1":
             advantages = self._advantages_less_kl(groups, layouts, olds, references)
         for layout, old_N, reference_N in zip(layouts, olds, references, strict=True):
             self._backward_layout(layout, groups, advantages, old_N, reference_N)
+        for row in empty:
+            self.models.pass_without_gradient(row)
 
     def _backward_layout(
         self, layout: Layout, groups: list[Group], advantages: list[list[float]], old_N: Tensor | None,

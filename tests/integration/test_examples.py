@@ -101,7 +101,7 @@ def test_the_gradient_of_the_hand_written_loss_is_the_trainers():
     ready = ReadyGroups(CostModel(share_prompt=True, has_kl=False), 10_000, "group_std")
     for group in groups:
         ready.add(group)
-    micro_batch = ready.take(0)
+    (micro_batch,) = ready.take(0)
     by_hand, by_trainer = build_tiny_model("llama"), build_tiny_model("llama")
     for group, advantages in zip(micro_batch.groups, micro_batch.advantages, strict=True):
         loop.loss_of(by_hand, group, advantages).backward()

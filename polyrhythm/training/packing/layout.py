@@ -83,6 +83,12 @@ class _Part:
         return block_tokens(len(self.prompt), (len(token_ids) for _, token_ids in self.completions))
 
 
+def empty_row() -> Layout:
+    """The shortest: of a pass that others wait for, and in which there is nothing to train on."""
+    (row,) = pack([([0], [[0, 0]])], share_prompt=False, max_tokens=2)
+    return row
+
+
 def pack(
     groups: Sequence[PromptAndCompletions],
     *,

@@ -1,17 +1,40 @@
 """The ranks of the trainer meet: processes, wherever they are, that become one process group."""
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
+import torch
 import torch.distributed as dist
 
+from polyrhythm.config import TrainingConfig
 from polyrhythm.devices import choose_device
 from polyrhythm.errors import RunError
 from polyrhythm.training.parallel.channel import DEADLINE
 from polyrhythm.training.parallel.meeting import ConductorLine, ConductorStore, bind_to_route, meet_others
+from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.parallel.replicate import WholeReplica
 
+ReplicaKind = Callable[[int, int, torch.device], Replica]
+"""Makes this process a part of its replica: its rank, how many ranks there are, its device."""
 
-def join_ranks(url: str, credential: str, name: str, deadline: timedelta = DEADLINE) -> WholeReplica:
+
+def replica_kind(training: TrainingConfig) -> ReplicaKind:
+    """By `training.parallel`."""
+    if training.parallel == "shard_state":
+        from polyrhythm.training.parallel.shard_state import ShardedState
+
+        return partial(ShardedState, offload=training.offload_optimizer)
+    if training.parallel == "shard":
+        from polyrhythm.training.parallel.shard import Shard
+
+        return partial(Shard, ranks_per_replica=training.ranks_per_replica, offload=training.offload_optimizer)
+    return WholeReplica
+
+
+def join_ranks(
+    url: str, credential: str, name: str, deadline: timedelta = DEADLINE, kind: ReplicaKind = WholeReplica
+) -> Replica:
     """Take the place of this name in the run whose conductor is at `url`, and wait for the other ranks.
 
     Each sees its own device alone (devices/plan.py); that has not been run on any accelerator.
@@ -29,7 +52,7 @@ def join_ranks(url: str, credential: str, name: str, deadline: timedelta = DEADL
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"{name}, rank {rank} of {num}, could not connect to the others: {error}") from None
-    return WholeReplica(rank, num, device)
+    return kind(rank, num, device)
 
 
 def leave_ranks() -> None:

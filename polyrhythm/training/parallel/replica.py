@@ -3,16 +3,22 @@
 Several replicas divide the groups of a step among them, each at its own pace. Losses are sums, so the gradient of a step
 is the sum over replicas of what each has added up, and every replica makes the same update with the same numbers.
 
-Today a replica is one rank (`ranks`). A policy that is sharded over several ranks will be one replica too: its shards are
-shown the same micro-batches by `share`, so that they run the same passes, and `add_up` reduces over shards and replicas.
+The processes of one replica are its shards. They train in rounds: their leader asks the conductor for groups and deals
+a micro-batch to each, and all of them make the same number of passes, some of which are empty.
+
+`replicate`, `shard_state` and `shard` beside this file are the kinds, by `training.parallel`.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
 from polyrhythm.types import MicroBatch
+from polyrhythm.weights.export import Rows
+
+if TYPE_CHECKING:
+    from polyrhythm.training.policy.tri_model import TriModel
 
 T = TypeVar("T")
 
@@ -31,8 +37,23 @@ class Replica(Protocol):
         ...
 
     @property
+    def num_shards(self) -> int:
+        """How many micro-batches make a round of this replica: one for each of its processes."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """The process of the replica that asks the conductor."""
+        ...
+
+    @property
     def is_writer(self) -> bool:
-        """One process speaks for all: it publishes weights, commits steps and writes checkpoints."""
+        """One process speaks for all: it commits steps, and completes what is published and kept."""
+        ...
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether this process writes what it holds of the policy; otherwise it checks that against what others wrote."""
         ...
 
     @property
@@ -40,17 +61,38 @@ class Replica(Protocol):
         """No other process takes part in an update: there is nothing to add up."""
         ...
 
-    def share(self, micro_batch: MicroBatch | None) -> MicroBatch | None:
-        """What this replica trains on next, the same for all its shards; None at the end of the update.
+    def hold(self, models: "TriModel") -> None:
+        """Keep of the models what this process is to hold. Once, before there is an optimizer."""
+        ...
 
-        The shard that asks the conductor gives what it got, the others give None.
-        """
+    def meet(self) -> None:
+        """Until all shards of the replica are here."""
+        ...
+
+    def deal(self, round: Sequence[MicroBatch]) -> MicroBatch | None:
+        """What this shard trains on in the round that the leader gives, one micro-batch for each; None after the last round."""
+        ...
+
+    def num_passes(self, own: int) -> int:
+        """The largest number of passes that a shard of this replica has to make now."""
+        ...
+
+    def begin_update(self) -> None:
+        """From here to `add_up` the policy is used by passes."""
         ...
 
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
-        """Put the sum over all replicas into each gradient, the same bits everywhere; the sum of the divisors."""
+        """Put the sum over all processes into each gradient, or into the rows of it that are here; the sum of the divisors."""
         ...
 
-    def gather(self, message: T) -> list[T]:
-        """What every replica has to say, in their order."""
+    def end_pass(self) -> None:
+        """Whatever a pass outside of an update has brought together of the policy is let go: its rows may change now."""
+        ...
+
+    def gather(self, message: T, kind: type[T] | None = None) -> list[T]:
+        """What every process has to say, in their order."""
+        ...
+
+    def rows_of(self, name: str, tensor: Tensor) -> Rows:
+        """What this process holds of a tensor of the policy or of the optimizer."""
         ...

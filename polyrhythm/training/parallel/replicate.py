@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from polyrhythm.training.parallel.channel import Channel, add_up
+from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
+from polyrhythm.weights.export import Rows, whole
 
 T = TypeVar("T")
 
 
 class WholeReplica:
     """A `Replica` of one rank. The first rank is the writer."""
+
+    num_shards = 1
+    is_leader = True
 
     def __init__(self, index: int = 0, num: int = 1, device: torch.device | None = None):
         self.index = index
@@ -32,8 +37,21 @@ class WholeReplica:
     def is_alone(self) -> bool:
         return self.num == 1
 
-    def share(self, micro_batch: MicroBatch | None) -> MicroBatch | None:
-        return micro_batch
+    @property
+    def writes_rows(self) -> bool:
+        return self.is_writer
+
+    def hold(self, models: TriModel) -> None: ...
+
+    def meet(self) -> None: ...
+
+    def deal(self, round: Sequence[MicroBatch]) -> MicroBatch | None:
+        return round[0] if round else None
+
+    def num_passes(self, own: int) -> int:
+        return own
+
+    def begin_update(self) -> None: ...
 
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         if self.num == 1:
@@ -41,5 +59,10 @@ class WholeReplica:
         add_up(list(gradients))
         return sum(self.gather(divisor))  # on the host: not every device has double precision
 
-    def gather(self, message: T) -> list[T]:
-        return self._ranks.gather(message)
+    def end_pass(self) -> None: ...
+
+    def gather(self, message: T, kind: type[T] | None = None) -> list[T]:
+        return self._ranks.gather(message, kind)
+
+    def rows_of(self, name: str, tensor: Tensor) -> Rows:
+        return whole(name, tensor)

@@ -6,9 +6,11 @@ costs memory or time.
 
 import copy
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -19,6 +21,9 @@ from polyrhythm.training.packing.layout import Layout
 from polyrhythm.training.packing.scoring import Scores, prepare_model, score
 from polyrhythm.training.policy.accumulate import accumulate_in_place
 from polyrhythm.training.policy.masters import put_masters_back, split_masters
+
+SCORE_ROW = "score_row"
+"""The method of a model that scores a row. What shards a model brings its weights together around this method."""
 
 
 class TriModel:
@@ -44,18 +49,32 @@ class TriModel:
                 if isinstance(module, GradientCheckpointingLayer):
                     module.training = True  # it checkpoints in train mode only; what is inside stays in evaluation mode
 
+        for model in self.all():
+            setattr(model, SCORE_ROW, MethodType(_score_row, model))
+
+    def all(self) -> list[PreTrainedModel]:
+        """Those that there are, the policy first."""
+        return [model for model in (self.policy, self.old_policy, self.reference) if model is not None]
+
     def score(self, layout: Layout) -> Scores:
-        return score(self.policy, layout, temperature=self.temperature)
+        return self._score(self.policy, layout)
+
+    def pass_without_gradient(self, row: Layout) -> None:
+        """Forward and backward with nothing to train on, for those who wait for a pass of this process."""
+        (self.score(row).logprobs_N.sum() * 0.0).backward()
 
     @torch.no_grad()
     def score_old(self, layout: Layout) -> Scores:
         """The policy at the start of the step: the kept copy, or the policy itself while it has not been updated."""
-        return score(self.old_policy or self.policy, layout, temperature=self.temperature)
+        return self._score(self.old_policy or self.policy, layout)
 
     @torch.no_grad()
     def score_reference(self, layout: Layout) -> Scores:
         assert self.reference is not None, "there is no reference model when kl_coef is 0"
-        return score(self.reference, layout, temperature=self.temperature)
+        return self._score(self.reference, layout)
+
+    def _score(self, model: PreTrainedModel, layout: Layout) -> Scores:
+        return Scores(*getattr(model, SCORE_ROW)(layout, self.temperature))
 
     def full_policy(self) -> PreTrainedModel:
         """The policy with all digits that it has been trained with. It cannot be trained on."""
@@ -82,6 +101,12 @@ def load_policy(model_dir: Path, device: torch.device | None = None) -> PreTrain
     policy.to(device or choose_device())  # pyright: ignore
     policy.tie_weights()  # some devices give a shared parameter two copies
     return policy
+
+
+def _score_row(model: PreTrainedModel, layout: Layout, temperature: float) -> tuple[Tensor, Tensor]:
+    """Plain tensors: what shards a model looks for those that have a gradient."""
+    scores = score(model, layout, temperature=temperature)
+    return scores.logprobs_N, scores.entropy_N
 
 
 def _allow_saving(policy: PreTrainedModel, model_dir: Path) -> None:

@@ -39,7 +39,7 @@ def cut(groups: list[Group], cost: CostModel, budget: int) -> list[MicroBatch]:
         ready.add(group)
     batches = []
     while ready:
-        batches.append(ready.take(version=0))
+        batches += ready.take(version=0)
     return batches
 
 
