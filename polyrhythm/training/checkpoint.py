@@ -3,7 +3,7 @@
 The reference model is not in them: it is the model that the run started from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.observe.activity import Activity
 from polyrhythm.training.checkpoint_writer import CheckpointWriter
 from polyrhythm.training.trainer import Trainer
-from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.export import Rows, named_weights
 from polyrhythm.weights.snapshot import newest_whole_version, read_manifest
-from polyrhythm.weights.store import SnapshotError, WeightStore, space_for
+from polyrhythm.weights.store import SnapshotError, WeightStore
 
 POLICY, OPTIMIZER, NUM_UPDATES = "policy.", "optimizer.", "num_updates"
 """How the tensors of a checkpoint are called: two beginnings, and one name."""
@@ -27,8 +27,9 @@ class Checkpoints:
     def __init__(self, root: Path, trainer: Trainer):
         config = trainer.config.training
         self.store = WeightStore(root, keep=config.keep_checkpoints)
-        self._writer = CheckpointWriter(self.store)
+        self._writer = CheckpointWriter(self.store, trainer.replica.writers_aside)
         self.trainer = trainer
+        self._replica = trainer.replica
         self.every = config.checkpoint_every
         self._finished, self._num_updates = 0, 0
 
@@ -36,24 +37,32 @@ class Checkpoints:
         """The policy is now `version`, and the step that made it is committed. Training waits for a copy in memory only."""
         self._remember(version)
         self._writer.check()
-        if self.every and version % self.every == 0:
+        if self._replica.writes_rows and self.every and version % self.every == 0:
             with self.trainer.recorder.doing(Activity.CHECKPOINT):
-                self._writer.begin(self._tensors(), version)
+                self._writer.begin(self._rows(), version)
 
     def save_last(self, version: int) -> None:
         """At the end of a run, which can then be given more steps."""
-        self._writer.finish()
-        if self.every and version % self.every:
-            self.save(version)
+        if self._replica.writes_rows:
+            with self.trainer.recorder.doing(Activity.SAVE):
+                self._writer.finish()
+                if self.every and version % self.every:
+                    self.save(version)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """When the training inside is interrupted, or another process fails, the writer saves what is finished."""
+        """When the training inside is interrupted, or another process fails, the writer saves what is finished.
+
+        If it has all of it: of several writers one that goes leaves the others without its rows.
+        """
         try:
             yield
         except (KeyboardInterrupt, AnotherFailed):
-            if self.trainer.replica.is_writer:
+            if self._replica.is_writer and self._replica.writers.num == 1:
                 self._save_finished()
+            else:
+                with suppress(RunError):  # perhaps the others still write what was begun
+                    self._writer.finish()
             raise
         except Exception:
             with suppress(RunError):  # what has failed before is the cause
@@ -71,8 +80,8 @@ class Checkpoints:
             self.save(self._finished)
 
     def save(self, version: int) -> None:
-        """When this returns the checkpoint is there."""
-        self._writer.write(self._tensors(), version)
+        """When this returns in the writer the checkpoint is there."""
+        self._writer.write(self._rows(), version)
 
     def begin(self, first_step: int, initial_optimizer: Path) -> None:
         """Go on from the checkpoint of a step. A run that begins goes on with the optimizer of an earlier run, if it has one.
@@ -83,14 +92,15 @@ class Checkpoints:
             self.load(first_step)
         elif version := newest_whole_version(initial_optimizer):
             store = WeightStore(initial_optimizer)
-            store.load_part_into(state := self._space_for_state(store, version), version)
+            state = self._space_for_state(store, version)
+            store.load_rows_into(self._held(state), version, is_part=True)
             self._restore(state)
 
     def load(self, version: int) -> None:
         num_updates = torch.tensor(0, dtype=torch.int64)
         try:
             state = self._space_for_state(self.store, version)
-            self.store.load_into({**self._policy(), **state, NUM_UPDATES: num_updates}, version)
+            self.store.load_rows_into(self._held({**self._policy(), **state, NUM_UPDATES: num_updates}), version)
             self._restore(state)
             self.trainer.optimizer.round_masters()
         except SnapshotError as error:
@@ -103,7 +113,12 @@ class Checkpoints:
     def _space_for_state(self, store: WeightStore, version: int) -> dict[str, torch.Tensor]:
         """Of an optimizer that has made no update yet nobody knows what it will remember: the checkpoint does."""
         entries = read_manifest(store.root, version).tensors
-        return {name: space_for(entry) for name, entry in entries.items() if name.startswith(OPTIMIZER)}
+        space = self.trainer.optimizer.space_for
+        return {
+            name: space(name.removeprefix(OPTIMIZER), entry)
+            for name, entry in entries.items()
+            if name.startswith(OPTIMIZER)
+        }
 
     def _restore(self, state: dict[str, torch.Tensor]) -> None:
         self.trainer.optimizer.restore({name.removeprefix(OPTIMIZER): tensor for name, tensor in state.items()})
@@ -115,10 +130,16 @@ class Checkpoints:
         models = self.trainer.models
         return {f"{POLICY}{name}": tensor for name, tensor in named_weights(models.policy, models.masters).items()}
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _rows(self) -> list[Rows]:
+        """What this process holds of all that a checkpoint has."""
         optimizer = self.trainer.optimizer
-        return {
-            **self._policy(),
-            **{f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.state().items()},
-            NUM_UPDATES: torch.tensor(optimizer.num_updates, dtype=torch.int64),
-        }
+        return self._held(
+            {
+                **self._policy(),
+                **{f"{OPTIMIZER}{name}": tensor for name, tensor in optimizer.state().items()},
+                NUM_UPDATES: torch.tensor(optimizer.num_updates, dtype=torch.int64),
+            }
+        )
+
+    def _held(self, tensors: Mapping[str, torch.Tensor]) -> list[Rows]:
+        return [self._replica.rows_of(name, tensor) for name, tensor in tensors.items()]

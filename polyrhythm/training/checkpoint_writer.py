@@ -2,14 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from torch import Tensor
 
 from polyrhythm.errors import RunError
-from polyrhythm.weights.export import whole
+from polyrhythm.training.parallel.channel import Channel
+from polyrhythm.training.parallel.writing import write_together
+from polyrhythm.weights.export import Rows
 from polyrhythm.weights.snapshot import writing_deadline_s
 from polyrhythm.weights.store import WeightStore
 
@@ -23,29 +24,30 @@ log = logging.getLogger(__name__)
 class CheckpointWriter:
     """One checkpoint at a time. What fails in the thread is a RunError in the next `begin`, `check` or `finish`."""
 
-    def __init__(self, store: WeightStore):
+    def __init__(self, store: WeightStore, writers: Channel | None = None):
         self._store = store
+        self._writers = writers or Channel()
         self._thread: threading.Thread | None = None
         self._version, self._deadline_s = 0, 0.0
         self._failure: Exception | None = None
 
-    def begin(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Write a copy of these tensors as `version` while the caller goes on; at once if there is no room for a copy."""
+    def begin(self, rows: Sequence[Rows], version: int) -> None:
+        """Write a copy of these rows as `version` while the caller goes on; at once if there is no room for a copy."""
         self.finish()
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        num_bytes = sum(part.rows.nbytes for part in rows)
         if (free := free_memory()) < SPARE * num_bytes:
             log.info("training waits for the checkpoint of step %d: a copy of %d bytes leaves too little of %d",
                      version, num_bytes, free)  # fmt: skip
-            self.write(tensors, version)
+            self.write(rows, version)
             return
-        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        copies = [part._replace(rows=part.rows.detach().to("cpu", copy=True)) for part in rows]
         self._version, self._deadline_s = version, writing_deadline_s(num_bytes)
         self._thread = threading.Thread(target=self._run, args=(copies, version), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def write(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """When this returns the checkpoint is there."""
-        self._store.publish((whole(name, tensor) for name, tensor in tensors.items()), version)
+    def write(self, rows: Sequence[Rows], version: int) -> None:
+        """When this returns in the first of the writers the checkpoint is there."""
+        write_together(self._store, rows, version, self._writers)
 
     def check(self) -> None:
         """Raise what has failed."""
@@ -67,7 +69,7 @@ class CheckpointWriter:
             self._thread = None
         self.check()
 
-    def _run(self, copies: Mapping[str, Tensor], version: int) -> None:
+    def _run(self, copies: Sequence[Rows], version: int) -> None:
         try:
             self.write(copies, version)
         except Exception as error:  # whatever it is, the training thread must hear of it

@@ -17,6 +17,9 @@ from polyrhythm.training.policy.accumulate import gradient_of
 from polyrhythm.training.policy.masters import Masters, round_masters
 from polyrhythm.training.schedule import learning_rates
 from polyrhythm.user_code import find_kind
+from polyrhythm.weights.pieces.layout import DTYPES
+from polyrhythm.weights.snapshot import TensorEntry
+from polyrhythm.weights.store import space_for
 
 OPTIMIZERS = {"adamw": "torch.optim:AdamW"}
 
@@ -32,6 +35,7 @@ class Optimizer:
         trained: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(trained)
         self.names = {self._masters.get(parameter, parameter): name for parameter, name in trained.items()}
+        self._parameters_by_name = {name: parameter for parameter, name in self.names.items()}
         self.num_updates = 0
         self.inner = _make(config, self.names)
         self._settings_at_the_start = group_settings(self.inner)
@@ -72,6 +76,13 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """All that the optimizer remembers, by name, for a checkpoint."""
         return state_tensors(self.inner, self.names, self._settings_at_the_start)
+
+    def space_for(self, name: str, entry: TensorEntry) -> Tensor:
+        """For a tensor of a state that was kept; as many rows of it as this process holds of its parameter."""
+        parameter = self._parameters_by_name.get(name.rpartition(".")[0])
+        if not isinstance(parameter, DTensor) or entry.shape != list(parameter.shape):
+            return space_for(entry)
+        return torch.empty_like(parameter, dtype=DTYPES[entry.dtype], requires_grad=False)
 
     def round_masters(self) -> None:
         """After the masters were read from a checkpoint."""

@@ -5,7 +5,7 @@ for the names of their own tensors, so the two sides cannot drift apart. Adapter
 formats for another kind of engine, are a change of this file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -36,10 +36,17 @@ def whole(name: str, tensor: Tensor) -> Rows:
     return Rows(name, tuple(tensor.shape), 0, tensor)
 
 
-def exported(policy: torch.nn.Module) -> Iterator[Rows]:
-    """The policy's weights for engines. Views of the policy, not copies, where the format is already right."""
+RowsOf = Callable[[str, Tensor], Rows]
+"""What this process holds of a named tensor."""
+
+
+def exported(policy: torch.nn.Module, rows_of: RowsOf = whole) -> Iterator[Rows]:
+    """The policy's weights for engines, as much as `rows_of` says that this process holds of them.
+
+    Views of the policy, not copies, where the format is already right.
+    """
     for name, tensor in named_weights(policy).items():
-        yield whole(name, tensor.to(EXPORTED_DTYPE) if tensor.is_floating_point() else tensor)
+        yield rows_of(name, tensor.to(EXPORTED_DTYPE) if tensor.is_floating_point() else tensor)
 
 
 def named_weights(model: torch.nn.Module, instead: Mapping[Tensor, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:

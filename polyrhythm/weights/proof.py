@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.errors import RunError
-from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.export import Rows, RowsOf, named_weights, whole
 from polyrhythm.weights.snapshot import Manifest, Probe, SnapshotError
 from polyrhythm.weights.widening import computing_in_fp32
 
@@ -43,17 +43,28 @@ class ProofFailed(SnapshotError):
     """An engine has loaded a version and computes something else."""
 
 
-def probe_of(model: "PreTrainedModel", version: int) -> Probe:
-    """What a model of transformers computes now, by its own forward pass. Its weights are not changed, not by a bit."""
+def probe_of(
+    model: "PreTrainedModel", version: int, rows_of: RowsOf = whole, end_pass: Callable[[], None] = lambda: None
+) -> Probe:
+    """What a model of transformers computes now, by its own forward pass. Its weights are not changed, not by a bit.
+
+    Processes that hold some rows of it each call this together: `rows_of` says which, and after every pass `end_pass` lets
+    whole tensors go, so that the next one is computed with the rows as they are then.
+    """
     vocab_size = model.config.get_text_config().vocab_size
     number_format = "float32"  # it is computed in fp32, whatever the weights are kept in
-    return make_probe(
-        version, vocab_size, named_weights(model), lambda sequences: _own_logprobs(model, sequences), number_format
-    )
+    weights = [rows_of(name, tensor) for name, tensor in named_weights(model).items()]
+
+    def logprobs_of(sequences: Sequence[Sequence[int]]) -> list[float]:
+        logprobs = _own_logprobs(model, sequences)
+        end_pass()
+        return logprobs
+
+    return make_probe(version, vocab_size, weights, logprobs_of, number_format)
 
 
 def make_probe(
-    version: int, vocab_size: int, weights: Mapping[str, Tensor], logprobs_of: ProbeLogprobs, number_format: str
+    version: int, vocab_size: int, weights: Sequence[Rows], logprobs_of: ProbeLogprobs, number_format: str
 ) -> Probe:
     """The probe of `version`, whose weights are in use by `logprobs_of`; they are the same bits again when this returns."""
     draw = random.Random(version)
@@ -71,9 +82,17 @@ def make_probe(
 
 def negate_for_canary(weights: Mapping[str, Tensor], seed: int) -> None:
     """Turn weights into their canary, or back, in place."""
-    for name, tensor in weights.items():
-        if tensor.is_floating_point():
-            tensor.narrow(-1, *canary_columns(seed, name, tensor.shape)).neg_()
+    _negate([whole(name, tensor) for name, tensor in weights.items()], seed)
+
+
+def _negate(weights: Sequence[Rows], seed: int) -> None:
+    for name, shape, first_row, rows in weights:
+        if rows.is_floating_point():
+            first, num = canary_columns(seed, name, shape)
+            if len(shape) == 1:  # its columns are its rows
+                rows[max(0, first - first_row) : max(0, first + num - first_row)].neg_()
+            else:
+                rows.narrow(-1, first, num).neg_()
 
 
 def canary_columns(seed: int, name: str, shape: Sequence[int]) -> tuple[int, int]:
@@ -133,9 +152,9 @@ def _own_logprobs(model: "PreTrainedModel", sequences: Sequence[Sequence[int]]) 
 
 
 @contextmanager
-def _perturbed(weights: Mapping[str, Tensor], seed: int) -> Iterator[None]:
-    negate_for_canary(weights, seed)
+def _perturbed(weights: Sequence[Rows], seed: int) -> Iterator[None]:
+    _negate(weights, seed)
     try:
         yield
     finally:
-        negate_for_canary(weights, seed)
+        _negate(weights, seed)

@@ -88,6 +88,8 @@ training.checkpoint_every
 training.keep_checkpoints
 training.save_dtype
 training.num_ranks
+training.parallel
+training.ranks_per_replica
 training.threads
 training.resources
 weights.root

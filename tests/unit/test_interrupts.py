@@ -15,6 +15,7 @@ from polyrhythm.loop import train
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.replicate import WholeReplica
+from polyrhythm.training.publication import Publication
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.store import WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
@@ -74,7 +75,8 @@ def interrupted_at(
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer)
     with interrupts.deferred(), pytest.raises((KeyboardInterrupt, AnotherFailed)), checkpoints.kept():
         train(
-            RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer, WeightStore(tmp_path / "weights"), checkpoints,
+            RolloutLoader(source, LoaderSettings.of(config, share_prompt=True)), trainer,
+            Publication(WeightStore(tmp_path / "weights"), trainer), checkpoints,
             ActivityRecorder("trainer"),
         )  # fmt: skip
     return checkpoints.store.versions(), source.events

@@ -9,6 +9,7 @@ from polyrhythm.loop import train
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.replicate import WholeReplica
+from polyrhythm.training.publication import Publication
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import exported
 from polyrhythm.weights.store import SnapshotError, WeightStore
@@ -32,7 +33,7 @@ def run_follower(tmp_path, policy) -> tuple[Trainer, ScriptedSource]:
     source = ScriptedSource([[make_group(0), make_group(1)]])
     loader = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True))
     checkpoints = Checkpoints(tmp_path / "checkpoints", trainer)
-    train(loader, trainer, store, checkpoints, ActivityRecorder("trainer-1"))
+    train(loader, trainer, Publication(store, trainer), checkpoints, ActivityRecorder("trainer-1"))
     return trainer, source
 
 

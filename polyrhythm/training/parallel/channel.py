@@ -1,7 +1,7 @@
 """What ranks say to each other besides tensors: msgpack over a process group, because pickle would run what it is sent."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -56,6 +56,13 @@ class Channel:
             heard = self._broadcast(said if len(said) == int(length) else torch.zeros(int(length), dtype=torch.uint8))
         return msgspec.msgpack.decode(heard.numpy().tobytes(), type=list[bytes])
 
+    @property
+    def is_first(self) -> bool:
+        return self.num == 1 or dist.get_rank(self.group) == 0
+
+    def wait_for_all(self) -> None:
+        self.largest(0)
+
     def largest(self, number: int) -> int:
         if self.num == 1:
             return number
@@ -74,6 +81,16 @@ class Channel:
         there = tensor.to(self._device)
         dist.broadcast(there, group=self.group, group_src=0)
         return there.cpu()
+
+
+def aside(teams: Sequence[Sequence[int]]) -> Channel:
+    """One more channel among the ranks of the team that this rank is in. All ranks call this, for all teams.
+
+    On the host, whatever the device: another thread may use it while this one computes.
+    """
+    groups = [dist.new_group(list(team), timeout=DEADLINE, backend="gloo") for team in teams]
+    own = next(index for index, team in enumerate(teams) if dist.get_rank() in team)
+    return Channel(len(teams[own]), group=groups[own])  # pyright: ignore
 
 
 def add_up(tensors: list[Tensor], group: dist.ProcessGroup | None = None) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
+from polyrhythm.training.parallel.channel import Channel
 from polyrhythm.types import MicroBatch
 from polyrhythm.weights.export import Rows
 
@@ -54,6 +55,16 @@ class Replica(Protocol):
     @property
     def writes_rows(self) -> bool:
         """Whether this process writes what it holds of the policy; otherwise it checks that against what others wrote."""
+        ...
+
+    @property
+    def writers(self) -> Channel:
+        """Those who write the rows of one copy of the policy together, the writer first. Used by them alone."""
+        ...
+
+    @property
+    def writers_aside(self) -> Channel:
+        """The same processes once more, for a thread that writes while this one trains."""
         ...
 
     @property

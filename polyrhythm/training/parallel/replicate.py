@@ -27,6 +27,7 @@ class WholeReplica:
     def __init__(self, index: int = 0, num: int = 1, device: torch.device | None = None):
         self.index = index
         self.num = num
+        self.writers = self.writers_aside = Channel()
         self._ranks = Channel(num, device)
 
     @property

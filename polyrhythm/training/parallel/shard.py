@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from polyrhythm.training.parallel.channel import Channel, add_up
+from polyrhythm.training.parallel.channel import Channel, add_up, aside
 from polyrhythm.training.parallel.sharding import held_rows, let_go, shard_model
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
@@ -39,8 +39,10 @@ class Shard:
         mesh = init_device_mesh(device.type, (self.num, self.num_shards), mesh_dim_names=("replica", "shard"))
         self._mesh = mesh["shard"]
         self._others: dist.ProcessGroup = mesh.get_group("replica")
-        self._shards = Channel(self.num_shards, device, mesh.get_group("shard"))
+        self.writers = self._shards = Channel(self.num_shards, device, mesh.get_group("shard"))
         self._ranks = Channel(num_ranks, device)
+        size = self.num_shards
+        self.writers_aside = aside([range(first, first + size) for first in range(0, num_ranks, size)])
 
     @property
     def is_leader(self) -> bool:
@@ -60,7 +62,7 @@ class Shard:
             shard_model(model, self._mesh, reshard=True, offload=self._offload)
 
     def meet(self) -> None:
-        self._shards.largest(0)
+        self._shards.wait_for_all()
 
     def deal(self, round: Sequence[MicroBatch]) -> MicroBatch | None:
         parts = self._shards.from_first([msgspec.msgpack.encode(micro_batch) for micro_batch in round])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from polyrhythm.training.packing.layout import empty_row
-from polyrhythm.training.parallel.channel import Channel
+from polyrhythm.training.parallel.channel import Channel, aside
 from polyrhythm.training.parallel.sharding import held_rows, let_go, shard_model
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
@@ -35,7 +35,8 @@ class ShardedState:
         self.num = num_ranks
         self._device = device
         self._offload = offload
-        self._ranks = Channel(num_ranks, device)
+        self.writers = self._ranks = Channel(num_ranks, device)
+        self.writers_aside = aside([range(num_ranks)])
         self._mesh = init_device_mesh(device.type, (num_ranks,))
 
     @property

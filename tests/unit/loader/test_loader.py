@@ -6,7 +6,6 @@ import pytest
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError
 from polyrhythm.loader import LoaderSettings, RolloutLoader
-from polyrhythm.messages import GroupsReply
 from tests.conftest import ScriptedSource, make_group
 
 
@@ -73,27 +72,55 @@ def test_a_rollout_without_reward_takes_no_part_in_the_group():
                 assert first == -second > 0
 
 
-def test_shards_of_a_replica_train_on_what_one_of_them_was_given():
-    """The one that asks passes everything on, the end too; the others have no groups of their own and see the same."""
-    passed_on: list = []
-    config = config_for(4, training={"tokens_per_micro_batch": 30})
-    given = [[make_group(0), make_group(1)], [make_group(2), make_group(4)]]
+class TwoShards:
+    """`Shards` in one process: what the leader deals is kept for the other, rounds and their end."""
 
-    def pass_on(micro_batch):
-        passed_on.append(micro_batch)
-        return micro_batch
+    num_shards = 2
 
-    def seen_with(source, share) -> list:
-        steps = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True), share=share).steps()
-        return [micro_batch for step in steps for update in step.updates() for micro_batch in update]
+    def __init__(self, *, is_leader: bool, rounds: list):
+        self.is_leader = is_leader
+        self.rounds = rounds
 
-    class NoGroups(ScriptedSource):
-        def groups(self, version, offset, until, wait_s):
-            return GroupsReply(groups=[], is_last=True)
+    def meet(self) -> None: ...
 
-    trained = seen_with(ScriptedSource(given), pass_on)
-    assert len(trained) > 1 and passed_on == [*trained, None]
-    assert seen_with(NoGroups([]), lambda nothing: passed_on.pop(0)) == trained
+    def deal(self, round):
+        if self.is_leader:
+            self.rounds.append(list(round))
+            return round[0] if round else None
+        dealt = self.rounds.pop(0)
+        return dealt[1] if dealt else None
+
+
+def seen_by(shards: TwoShards, source: ScriptedSource, **flags) -> list:
+    config = config_for(8, training={"tokens_per_micro_batch": 60}, **flags)
+    steps = RolloutLoader(source, LoaderSettings.of(config, share_prompt=True), shards=shards).steps()
+    return [micro_batch for step in steps for update in step.updates() for micro_batch in update]
+
+
+@pytest.mark.parametrize("order", ["completion", "problem"])
+def test_the_shards_of_a_replica_train_on_different_groups_in_the_same_number_of_rounds(order):
+    rounds: list = []
+    groups = [make_group(position) for position in range(8)]
+    first = seen_by(TwoShards(is_leader=True, rounds=rounds), ScriptedSource([groups[:3], groups[3:]]), order=order)
+    silent = ScriptedSource([])
+    second = seen_by(TwoShards(is_leader=False, rounds=rounds), silent, order=order)
+    assert silent.events == [], "the leader alone asks"
+    assert len(first) == len(second) > 1 and rounds == []
+    dealt = [group.position for micro_batch in (*first, *second) for group in micro_batch.groups]
+    assert sorted(dealt) == list(range(8)), "each once"
+    assert all(micro_batch.groups for micro_batch in second[:-1]), "both have something to do while there is enough"
+
+
+def test_rounds_in_problem_order_are_cut_by_content_and_not_by_arrival():
+    groups = [make_group(position) for position in range(8)]
+    by_arrival = []
+    for sizes in ((8,), (1,) * 8, (3, 5)):
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        arrivals = [groups[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        rounds: list = []
+        seen_by(TwoShards(is_leader=True, rounds=rounds), ScriptedSource(arrivals), order="problem")
+        by_arrival.append([[[g.position for g in part.groups] for part in dealt] for dealt in rounds])
+    assert by_arrival[0] == by_arrival[1] == by_arrival[2]
 
 
 def test_a_group_of_another_step_is_refused():

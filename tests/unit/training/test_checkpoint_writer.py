@@ -11,6 +11,7 @@ from polyrhythm.training import checkpoint_writer
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.checkpoint_writer import CheckpointWriter, free_memory
 from polyrhythm.training.trainer import Trainer
+from polyrhythm.weights.export import whole
 from polyrhythm.weights.snapshot import newest_whole_version
 from polyrhythm.weights.store import WeightStore
 from tests.conftest import build_tiny_model
@@ -26,7 +27,7 @@ class SlowStore(WeightStore):
         self.may_write = threading.Event()
         self.events = []
 
-    def publish(self, exported, version):
+    def publish(self, exported, version, probe=None):
         self.events.append(f"begins {version}")
         assert self.may_write.wait(DEADLINE_S)
         path = super().publish(exported, version)
@@ -35,14 +36,14 @@ class SlowStore(WeightStore):
 
 
 class FullStore(WeightStore):
-    def publish(self, exported, version):
+    def publish(self, exported, version, probe=None):
         raise RunError("No space left on device: make room")
 
 
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_what_was_there(tmp_path):
     store = SlowStore(tmp_path)
     writer, weight = CheckpointWriter(store), torch.ones(1000)
-    writer.begin({"weight": weight}, version=1)
+    writer.begin([whole("weight", weight)], version=1)
     weight.fill_(2.0)  # the next update
     store.may_write.set()
     writer.finish()
@@ -53,9 +54,9 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_what_is_written_is_w
 def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     store = SlowStore(tmp_path)
     writer, weight = CheckpointWriter(store), torch.ones(10)
-    writer.begin({"weight": weight}, version=1)
+    writer.begin([whole("weight", weight)], version=1)
     threading.Timer(0.1, store.may_write.set).start()
-    writer.begin({"weight": weight}, version=2)
+    writer.begin([whole("weight", weight)], version=2)
     writer.finish()
     assert store.events == ["begins 1", "has written 1", "begins 2", "has written 2"]
 
@@ -63,7 +64,7 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
 def test_a_disk_that_never_answers_ends_the_run_at_a_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_writer, "writing_deadline_s", lambda num_bytes: 0.05)
     writer = CheckpointWriter(store := SlowStore(tmp_path))
-    writer.begin({"weight": torch.ones(10)}, version=1)
+    writer.begin([whole("weight", torch.ones(10))], version=1)
     with pytest.raises(RunError, match=r"checkpoint of step 1 was not written within 0 s: is the disk of .* too slow"):
         writer.finish()
     store.may_write.set()
@@ -71,7 +72,7 @@ def test_a_disk_that_never_answers_ends_the_run_at_a_deadline(tmp_path, monkeypa
 
 def test_without_room_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_writer, "free_memory", lambda: 50)
-    CheckpointWriter(WeightStore(tmp_path)).begin({"weight": torch.ones(10)}, version=1)
+    CheckpointWriter(WeightStore(tmp_path)).begin([whole("weight", torch.ones(10))], version=1)
     assert newest_whole_version(tmp_path) == 1
 
 

@@ -12,7 +12,7 @@ from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.embedded.projection import Projection
 from polyrhythm.errors import RunError
 from polyrhythm.training.policy.tri_model import TriModel
-from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.export import exported, named_weights
 from polyrhythm.weights.proof import TOLERANCES, ProofFailed, canary_columns, check_proof, make_probe, probe_of
 from polyrhythm.weights.proof import negate_for_canary as negate
 from polyrhythm.weights.snapshot import Probe
@@ -30,7 +30,9 @@ def bytes_of(model) -> list[bytes]:
 def test_a_canary_shows_every_tensor_that_stays_as_it_was(kind):
     model = build_model(kind)  # its biases are not zero: what is zero has no sign to show
     weights = named_weights(model)
-    probe = make_probe(3, VOCAB_SIZE, weights, lambda sequences: own_logprobs(model, sequences), "float32")
+    probe = make_probe(
+        3, VOCAB_SIZE, list(exported(model)), lambda sequences: own_logprobs(model, sequences), "float32"
+    )
     for stale in weights:
         loaded = {name: tensor for name, tensor in weights.items() if name != stale}
         negate(loaded, probe.seed)
@@ -66,14 +68,14 @@ def test_weights_are_restored_even_if_scoring_the_canary_fails():
         return own_logprobs(model, sequences)
 
     with pytest.raises(RuntimeError):
-        make_probe(0, VOCABULARY, named_weights(model), logprobs_of, "float32")
+        make_probe(0, VOCABULARY, list(exported(model)), logprobs_of, "float32")
     assert calls == [True, False] and bytes_of(model) == before
 
 
 def test_each_version_has_tokens_and_columns_of_its_own():
     model = build_tiny_model("llama")
     probes = [
-        make_probe(v, VOCABULARY, {}, lambda sequences: own_logprobs(model, sequences), "float32") for v in (0, 1, 1)
+        make_probe(v, VOCABULARY, [], lambda sequences: own_logprobs(model, sequences), "float32") for v in (0, 1, 1)
     ]
     assert probes[0].sequences != probes[1].sequences and probes[1] == probes[2]
     shape = (99, 576)
@@ -88,7 +90,7 @@ def test_a_policy_that_computes_nothing_finite_ends_the_run_and_says_so():
     with torch.no_grad():
         model.lm_head.weight.fill_(math.nan)
     with pytest.raises(RunError, match="weights v4 give log-probabilities that are not finite: training has diverged"):
-        make_probe(4, VOCABULARY, named_weights(model), lambda sequences: own_logprobs(model, sequences), "float32")
+        make_probe(4, VOCABULARY, list(exported(model)), lambda sequences: own_logprobs(model, sequences), "float32")
 
 
 @pytest.mark.parametrize(("number_format", "gap"), [("bfloat16", 0.4), ("float16", 0.09), ("float32", 0.0009)])
