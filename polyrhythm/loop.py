@@ -49,8 +49,11 @@ def train(
         checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
 
 
-def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
-    """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder."""
+def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStore | None = None) -> None:
+    """Start one rank: load the policy, publish it, train, and save what was learnt in the run folder.
+
+    Without a `store` of its own a rank reads weights where the writer publishes them.
+    """
     url, credential = run.wait_for_conductor(), run.credentials()["admin"]
     name = config.training.rank_names[rank]
     recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
@@ -62,7 +65,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0) -> None:
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
         checkpoints.begin(run.first_step, run.initial_optimizer)
-        store = WeightStore(run.store_root, keep=config.weights.keep)
+        store = store or WeightStore(run.store_root, keep=config.weights.keep)
         publication = Publication(store, trainer)
         if config.weights.transport == "broadcast":
             line, listener = ConductorLine(url, credential), ConductorClient(url, credential)

@@ -99,15 +99,15 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True):
-    """What an engine must know to join a run. Paths are those of the conductor's machine."""
+    """What an engine or a rank must know to join a run. Paths are those of the conductor's machine."""
 
-    model: str
+    run_dir: str
     model_dir: str
     store_root: str
-    engine: dict[str, Any]
-    num_steps: int
-    lease_s: float
-    load_deadline_s: float
+    config: dict[str, Any]
+    first_step: int
+    has_optimizer: bool
+    """Ranks begin with what an optimizer remembers, which is in the run folder."""
 
 
 class EngineName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,10 +130,13 @@ class RankJoin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A rank of the trainer takes its place in the run. To say it again is harmless."""
 
     name: str
+    """Empty: that of a rank which nobody has taken."""
     member: str
     """The process that joins, by a name that no other has."""
     wait_s: Annotated[float, msgspec.Meta(ge=0)]
     """It waits so long for the others, and then asks again."""
+    has_run_folder: bool = True
+    """It can write into the run's folder and weight store, as the first rank must."""
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -145,6 +148,8 @@ class Membership(msgspec.Struct, frozen=True):
     epoch: int
     members: list[str]
     version: int
+    name: str
+    """That of the rank which has asked."""
 
 
 class RendezvousRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

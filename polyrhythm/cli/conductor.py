@@ -20,6 +20,7 @@ def run(parsed: argparse.Namespace) -> int:
             config, folder.path, folder.model_dir, folder.store_root, folder.credentials(), port=config.conductor.port,
             ready=lambda url: folder.announce("conductor", url),
             first_step=folder.first_step,
+            has_optimizer=folder.first_step > 0 or folder.initial_optimizer.exists(),
             cores=plan_threads(config, num_cores()) if cores_follow_demand(config) else None,
             make_rewards=reward_pool(folder.path),
         )

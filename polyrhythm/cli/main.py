@@ -31,7 +31,7 @@ COMMANDS = {
     "engine": "serve a model (--model), or help a run of another machine (--join)",
     "engines": "list, add, drain or remove the engines of a live run",
     "conductor": "a process of a run, started by train",
-    "trainer": "a process of a run, started by train",
+    "trainer": "a rank of a run, started by train, or to help a run of another machine (--join)",
 }
 """Each is a file in this folder, with `add_arguments(parser)` and `run(parsed)`."""
 HAVE_KEYS = ("train", "data")

@@ -12,15 +12,18 @@ def num_cores() -> int:
 
 def plan_threads(config: Config, cores: int) -> CorePlan:
     """Half of the cores among the ranks, the rest among the engines, at least one each, unless the configuration says."""
-    num_ranks = config.training.num_ranks
-    trainer = config.training.threads or max(1, cores // 2 // num_ranks)
+    num_ranks = config.training.num_ranks_here
+    trainer = config.training.threads or max(1, cores // 2 // max(1, num_ranks))
     engine = config.engine.threads or max(
-        1, (cores - min(trainer * num_ranks, cores - 1)) // config.cluster.num_engines
+        1, (cores - min(trainer * num_ranks, cores - 1)) // max(1, config.cluster.num_engines)
     )
-    return CorePlan(num_cores=cores, trainer=trainer, engine=engine, num_ranks=num_ranks)
+    return CorePlan(num_cores=cores, trainer=trainer, engine=engine, num_ranks=max(1, num_ranks))
 
 
 def cores_follow_demand(config: Config) -> bool:
+    """Of one machine only: who trains elsewhere has cores of its own."""
+    if config.training.ranks_elsewhere:
+        return False
     if config.cluster.cores == "auto":
         is_adjustable = config.engine.kind == "embedded" and config.cluster.kind == "local"
         return (

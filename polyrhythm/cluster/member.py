@@ -1,25 +1,32 @@
-"""An engine of a run: started by the run itself, or joining it from this machine or another."""
+"""A member of a run: an engine or a rank, started by the run itself, or joining it from this machine or another."""
 
 import json
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from polyrhythm.cluster.admin import RunAdmin
+from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.cluster.cores import num_cores, plan_threads, process_environment
 from polyrhythm.cluster.local_processes import announce_to_parent, leave_with_parent
 from polyrhythm.cluster.run_folder import SCOPES, SHARED_MEMORY, SHARED_MEMORY_PREFIX, RunFolder
 from polyrhythm.config import Config, EngineConfig
+from polyrhythm.devices import DEVICE_VARIABLE
+from polyrhythm.devices.plan import VISIBLE_VARIABLES, visible_names
 from polyrhythm.errors import UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
 from polyrhythm.weights.pretrained import BUILTIN_MODELS, resolve_model
+
+if TYPE_CHECKING:
+    from polyrhythm.weights.store import WeightStore
 
 LOOPBACK = "127.0.0.1"
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -71,8 +78,8 @@ async def joining_engine(
             f"--host {host} says nothing to the conductor: give the address at which it reaches this engine"
         )
     credentials = read_run_credentials(token_file)
-    info = RunAdmin(url, credentials["admin"]).info()
-    model_dir = _find_model(info, model)
+    info, run_config = ask_about_run(url, credentials)
+    model_dir = _find_model(info, run_config, model)
     num_threads = num_threads or num_cores()
     os.environ.update(process_environment(num_threads))
     from polyrhythm.engine.server import run_engine  # imports torch, which reads the environment above
@@ -85,15 +92,17 @@ async def joining_engine(
     ) as root:
         await run_engine(
             model_dir=model_dir,
-            store=DownloadingStore(Path(root), url, credentials["admin"], info.load_deadline_s, shared_root),
+            store=DownloadingStore(
+                Path(root), url, credentials["admin"], run_config.weights.load_deadline_s, shared_root
+            ),
             name=name,
             host=host,
             port=port,
             credentials=credentials,
-            config=_engine_config(info, of_kind | {"threads": num_threads}),
+            config=_engine_config(run_config, of_kind | {"threads": num_threads}),
             join_url=url,
             ready=lambda here: _say_where(here, name, url),
-            lease_s=info.lease_s,
+            lease_s=run_config.conductor.lease_s,
         )
 
 
@@ -102,10 +111,122 @@ def _say_where(here: str, name: str, url: str) -> None:
     announce_to_parent(here)
 
 
-def _engine_config(info: RunInfo, changes: dict[str, Any]) -> EngineConfig:
+@dataclass
+class JoinedRank:
+    """A rank that has taken its place, and the run as it is seen from here."""
+
+    folder: RunFolder
+    config: Config
+    rank: int
+    store: "WeightStore"
+
+
+@contextmanager
+def joining_rank(
+    url: str,
+    *,
+    token_file: Path,
+    rank: int | None,
+    model: str | None,
+    num_threads: int,
+    always_download: bool,
+    environment: Mapping[str, str],
+) -> Iterator[JoinedRank]:
+    """Take a place among the ranks of the run whose conductor listens at `url`: that of `rank`, else of RANK, else a free one.
+
+    The first rank writes, so it must have the run's folder; for the others a folder of this machine stands in for it.
+    """
+    credentials = read_run_credentials(token_file)
+    info, config = ask_about_run(url, credentials)
+    rank = _check_rank(config, rank, environment)
+    model_dir = _find_model(info, config, model)
+    shared = None if always_download else _shared_folder(info, credentials, model_dir)
+    if shared is None and info.has_optimizer:
+        raise UserError(
+            f"this run goes on with what an optimizer remembers, which is in its folder {info.run_dir}: "
+            "a rank must be able to read that, at the same path"
+        )
+    os.environ.update(process_environment(num_threads or num_cores()) | own_device(config.device, environment))
+    from polyrhythm.training.parallel.meeting import (
+        ConductorLine,
+        take_rank,
+    )  # imports torch, which reads the environment
+    from polyrhythm.weights.download import DownloadingStore
+    from polyrhythm.weights.store import WeightStore
+
+    with tempfile.TemporaryDirectory(prefix="polyrhythm-rank-") as here:
+        names = config.training.rank_names
+        name = take_rank(
+            ConductorLine(url, credentials["admin"]),
+            "" if rank is None else names[rank],
+            has_run_folder=shared is not None,
+        )
+        print(f"{name} joins the run at {url}", flush=True)
+        store_root, deadline_s = Path(info.store_root), config.weights.load_deadline_s
+        if name == names[0]:
+            assert shared is not None, "the conductor gives this rank only to who has the folder"
+            store = WeightStore(store_root, keep=config.weights.keep)
+        else:
+            store = DownloadingStore(
+                Path(here) / "weights", url, credentials["admin"], deadline_s, None if always_download else store_root
+            )
+        folder = shared or RunFolder.stand_in(Path(here), config, credentials, model_dir, info.first_step, url)
+        yield JoinedRank(folder, config, names.index(name), store)
+
+
+def ask_about_run(url: str, credentials: Credentials) -> tuple[RunInfo, Config]:
+    """What the conductor at `url` says of its run."""
+    try:
+        info = RunAdmin(url, credentials["admin"]).info()
+    except Unreachable as error:
+        raise UserError(
+            f"--join {url}: {error}; is the run going on, and is conductor.host an address of its machine?"
+        ) from None
+    return info, Config(**info.config)
+
+
+def own_device(kind: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Which device a rank has that was started beside others by torchrun: the one of its LOCAL_RANK."""
+    device = {DEVICE_VARIABLE: kind}
+    if kind != "cpu" and (place := environment.get("LOCAL_RANK", "")).isdigit():
+        for variable in VISIBLE_VARIABLES.values():
+            names = visible_names(variable, int(place) + 1)
+            if int(place) >= len(names):
+                raise UserError(f"LOCAL_RANK={place}, but {variable}={','.join(names)} names {len(names)} devices")
+            device[variable] = names[int(place)]
+    return device
+
+
+def _check_rank(config: Config, rank: int | None, environment: Mapping[str, str]) -> int | None:
+    num_ranks, said = config.training.num_ranks, "--rank"
+    world_size = environment.get("WORLD_SIZE", "")
+    if world_size and world_size != str(num_ranks):
+        raise UserError(f"WORLD_SIZE={world_size}, but the run has training.num_ranks={num_ranks}: make them equal")
+    if rank is None and (of_environment := environment.get("RANK", "")):
+        said = "RANK"
+        if not of_environment.isdigit():
+            raise UserError(f"RANK={of_environment} is no number of a rank")
+        rank = int(of_environment)
+    if rank is not None and not 0 <= rank < num_ranks:
+        raise UserError(f"{said} {rank}: from 0 to {num_ranks - 1}, see training.num_ranks")
+    return rank
+
+
+def _shared_folder(info: RunInfo, credentials: Credentials, model_dir: Path) -> RunFolder | None:
+    """The run's own folder, if it and the weight store are here: the tokens in it are those of the run."""
+    folder, store_root = RunFolder(Path(info.run_dir), model_dir), Path(info.store_root)
+    try:
+        is_same = folder.credentials() == credentials and os.access(folder.path, os.W_OK)
+    except (OSError, ValueError):
+        return None
+    return folder if is_same and (store_root.is_dir() or folder.path in store_root.parents) else None
+
+
+def _engine_config(run_config: Config, changes: dict[str, Any]) -> EngineConfig:
     """The run's [engine] with what is another here. Interpreters and servers are those of a machine, so none is taken over."""
-    settings = {key: value for key, value in info.engine.items() if key not in ("python", "url")} | changes
-    if settings["kind"] != info.engine["kind"]:
+    of_run = run_config.engine.model_dump()
+    settings = {key: value for key, value in of_run.items() if key not in ("python", "url")} | changes
+    if settings["kind"] != of_run["kind"]:
         settings.pop("options", None)
     try:
         return EngineConfig(**settings)
@@ -132,17 +253,17 @@ def _is_secret(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _find_model(info: RunInfo, model: str | None) -> Path:
+def _find_model(info: RunInfo, config: Config, model: str | None) -> Path:
     """Shape and tokenizer of the model; its weights come with each version."""
     if model is not None:
         return resolve_model(model)
     if (Path(info.model_dir) / "config.json").is_file():
         return Path(info.model_dir)
-    if info.model in BUILTIN_MODELS:
-        return resolve_model(info.model)
+    if config.model in BUILTIN_MODELS:
+        return resolve_model(config.model)
     raise UserError(
         f"the run's model folder {info.model_dir} is not on this machine: give --model with a copy of it, "
-        f"or the hub id it came from (the run calls it {info.model!r})"
+        f"or the hub id it came from (the run calls it {config.model!r})"
     )
 
 

@@ -33,8 +33,10 @@ class RunFolder:
     Whoever creates or reopens one has it alone, until the end of the process or of a `with` block.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, model_dir: Path | None = None):
+        """`model_dir`: where the run's model is on this machine, if it is not where the folder says."""
         self.path = path
+        self._model_dir = model_dir
         self.logs = path / "logs"
         self.processes = path / "processes"
         self.requests = path / "requests"
@@ -81,6 +83,20 @@ class RunFolder:
             raise
         self._write("run.json", {"model_dir": str(model_dir), "store_root": str(store_root), "first_step": 0})
 
+    @classmethod
+    def stand_in(
+        cls, path: Path, config: Config, credentials: Credentials, model_dir: Path, first_step: int, url: str
+    ) -> "RunFolder":
+        """A folder of this machine with what a rank needs to know of a run whose own folder is elsewhere."""
+        run = cls(path)
+        run.processes.mkdir()
+        save_config(config, path / "config.json")
+        run._write_secret(CREDENTIALS_FILE, dict(credentials.by_scope))
+        known = {"model_dir": str(model_dir), "store_root": str(path / "weights"), "first_step": first_step}
+        run._write("run.json", known)
+        run.announce("conductor", url)
+        return run
+
     def remove(self) -> None:
         """Of a run that never began."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -126,7 +142,7 @@ class RunFolder:
 
     @property
     def model_dir(self) -> Path:
-        return Path(self._read("run.json")["model_dir"])
+        return self._model_dir or Path(self._read("run.json")["model_dir"])
 
     @property
     def store_root(self) -> Path:

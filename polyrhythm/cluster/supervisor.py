@@ -18,7 +18,7 @@ from polyrhythm.cluster.launcher import (
     failed_after_another,
     failed_by_mistake,
 )
-from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, RunFolder
+from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, CREDENTIALS_FILE, RunFolder
 from polyrhythm.cluster.signals import signals_handled
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
@@ -50,7 +50,7 @@ class Supervisor:
         self.threads = threads
         self.launcher = launcher
         self.devices = devices
-        self._rank_names = config.training.rank_names if has_trainer else []
+        self._rank_names = config.training.rank_names[: config.training.num_ranks_here] if has_trainer else []
         self.view: View = NoView()
         self.conductor: RunProcess | None = None
         self.ranks: list[RunProcess] = []
@@ -86,9 +86,21 @@ class Supervisor:
     def watch(self, view: View) -> None:
         """Until the trainer is done. A process whose end ends the run is a RunError or a UserError that names it."""
         self.view = view
-        while any(rank.returncode != 0 for rank in self.ranks):
+        if num_elsewhere := self.config.training.ranks_elsewhere:
+            tokens = self.folder.path / CREDENTIALS_FILE
+            self.note(
+                f"{num_elsewhere} of {self.config.training.num_ranks} ranks join from elsewhere: "
+                f"polyrhythm trainer --join {self.folder.url('conductor')} --token-file {tokens}"
+            )
+        while not self._is_done():
             self.look()
             time.sleep(POLL_S)
+
+    def _is_done(self) -> bool:
+        """The first rank saves the trained model last; if it is elsewhere, nothing else tells that it has."""
+        if self._rank_names:
+            return all(rank.returncode == 0 for rank in self.ranks)
+        return self.folder.num_finished_steps() >= self.config.num_steps and self.folder.trained_model.exists()
 
     def look(self) -> None:
         """See how everybody is, restart who may be, show it; an end that ends the run is an error, as in `watch`."""

@@ -73,8 +73,9 @@ class Conductor:
         self.trainer = TrainerState(config.training.rank_names)
         self.rendezvous = Rendezvous(self.raise_failure)
         self.membership = FixedMembership(
-            config.training.rank_names, first_step, self.rendezvous, self.raise_failure, self._event
-        )
+            config.training.rank_names, first_step, self.rendezvous, self.raise_failure, self._event,
+            config.training.num_ranks_here,
+        )  # fmt: skip
         self.first_step = first_step
         self.step_log = step_log
         self._problems = problems

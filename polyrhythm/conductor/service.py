@@ -145,6 +145,7 @@ async def run_conductor(
     port: int,
     ready: Callable[[str], None],
     first_step: int = 0,
+    has_optimizer: bool = False,
     cores: CorePlan | None = None,
     make_rewards: Callable[..., RewardPool] = RewardPool,
 ) -> None:
@@ -191,9 +192,8 @@ async def run_conductor(
                     first_step=first_step,
                 )
                 weights = WeightServer(store_root, config.weights.load_deadline_s)
-                service = Service(
-                    conductor, credentials["admin"], _run_info(config, model_dir, store_root), weights.routes()
-                )
+                info = _run_info(config, run_dir, model_dir, store_root, first_step, has_optimizer)
+                service = Service(conductor, credentials["admin"], info, weights.routes())
                 await serve(conductor, service.server, listener, ready)
 
 
@@ -207,15 +207,16 @@ def _logged_run(config: Config, run_dir: Path, first_step: int) -> LoggedRun:
     )
 
 
-def _run_info(config: Config, model_dir: Path, store_root: Path) -> RunInfo:
+def _run_info(
+    config: Config, run_dir: Path, model_dir: Path, store_root: Path, first_step: int, has_optimizer: bool
+) -> RunInfo:
     return RunInfo(
-        model=config.model,
+        run_dir=str(run_dir),
         model_dir=str(model_dir),
         store_root=str(store_root),
-        engine=config.engine.model_dump(),
-        num_steps=config.num_steps,
-        lease_s=config.conductor.lease_s,
-        load_deadline_s=config.weights.load_deadline_s,
+        config=config.model_dump(),
+        first_step=first_step,
+        has_optimizer=has_optimizer,
     )
 
 

@@ -56,7 +56,7 @@ CHANGEABLE_ON_RESUME = (
     "num_steps", "cluster", "engine", "conductor", "observe", "reward.num_workers", "reward.deadline_s",
     "reward.memory_mb", "reward.environment", "training.learning_rate", "training.max_grad_norm", "training.checkpoint_every",
     "training.keep_checkpoints", "training.save_dtype", "training.num_ranks", "training.parallel",
-    "training.ranks_per_replica", "training.threads", "task.epochs",
+    "training.ranks_per_replica", "training.ranks_elsewhere", "training.threads", "task.epochs",
 )  # fmt: skip
 
 

@@ -199,8 +199,8 @@ class ClusterConfig(Section):
     """ray: file with the token of the cluster at cluster.address; empty: where Ray itself looks for one."""
     placement: Literal["spread", "pack"] = "spread"
     """ray: processes apart, on as many nodes as there are, or close together. Custom resources name nodes."""
-    num_engines: int = Field(default=1, ge=1)
-    """Engines to start."""
+    num_engines: int = Field(default=1, ge=0)
+    """Engines to start; 0: all join by `polyrhythm engine --join`."""
     min_engines: int = Field(default=0, ge=0)
     """Fewest engines of this machine when they follow demand; 0 is cluster.num_engines."""
     max_engines: int = Field(default=0, ge=0)
@@ -313,6 +313,11 @@ class Config(BaseSettings, metaclass=Explained):
             raise ValueError(
                 f"engine.url={self.engine.url!r} is one server, and cluster.num_engines={self.cluster.num_engines}, "
                 f"cluster.max_engines={self.cluster.max_engines} would all use it: let others join with `polyrhythm engine --join`"
+            )
+        if self.training.ranks_elsewhere and self.conductor.host in ("", "0.0.0.0", "::"):
+            raise ValueError(
+                f"conductor.host={self.conductor.host!r} does not say by which address ranks reach each other, and "
+                f"training.ranks_elsewhere={self.training.ranks_elsewhere}: give one address of this machine"
             )
         groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
         if self.training.num_ranks > groups_per_update:

@@ -64,6 +64,9 @@ class TrainingConfig(Section):
     shard: its part of everything (FSDP2), in rounds that all ranks of a replica make together. See docs/ranks.md."""
     ranks_per_replica: int = Field(default=0, ge=0)
     """Ranks that hold one copy of the policy together, with parallel = "shard"; 0: all of them."""
+    ranks_elsewhere: int = Field(default=0, ge=0)
+    """So many of training.num_ranks, the last ones, are not started with the run: they join it by `polyrhythm trainer --join`,
+    from any machine."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank; 0 divides the machine between the processes."""
     resources: dict[str, float] = {}
@@ -78,6 +81,11 @@ class TrainingConfig(Section):
             if option in self.schedule_options:
                 raise ValueError(f"training.schedule_options has {option!r}: it is given by {key}")
         self._check_replicas()
+        if self.ranks_elsewhere > self.num_ranks:
+            raise ValueError(
+                f"training.ranks_elsewhere={self.ranks_elsewhere} is more than training.num_ranks={self.num_ranks}: "
+                "it says how many of them join from elsewhere"
+            )
         betas = (self.adam_beta1, self.adam_beta2)
         if self.optimizer != "adamw" and betas != ADAM_BETAS:
             raise ValueError(
@@ -110,6 +118,11 @@ class TrainingConfig(Section):
         return (
             self.num_ranks // (self.ranks_per_replica or self.num_ranks) if self.parallel == "shard" else self.num_ranks
         )
+
+    @property
+    def num_ranks_here(self) -> int:
+        """Of the ranks, those that the run itself starts."""
+        return self.num_ranks - self.ranks_elsewhere
 
     @property
     def rank_names(self) -> list[str]:

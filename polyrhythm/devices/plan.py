@@ -74,10 +74,10 @@ ON_CPU = DevicePlan(FoundDevices(), num_ranks=1, rank_names=["trainer"])
 def plan_devices(config: Config) -> DevicePlan:
     """For this machine; a device that is not there, or is there too few times, is a UserError."""
     found = FoundDevices() if config.cluster.kind == "ray" else find_devices(config.device)  # Ray gives devices
-    num_ranks, num_devices = config.training.num_ranks, len(found.devices)
+    num_ranks, num_devices = config.training.num_ranks_here, len(found.devices)
     if found.kind != "cpu" and num_ranks > num_devices:
         raise UserError(
-            f"training.num_ranks={num_ranks} needs {num_ranks} devices of kind {found.kind}, one for each rank, and "
+            f"training.num_ranks={config.training.num_ranks} needs {num_ranks} devices of kind {found.kind}, one for each rank, and "
             f'this machine has {num_devices}: lower training.num_ranks, or use device="cpu"'
         )
     return DevicePlan(found, num_ranks, config.training.rank_names)
@@ -103,7 +103,7 @@ def _on_the_host(config: Config, shape: ModelShape) -> list[str]:
     trainer, engine = trainer_memory(config, shape), _engine_parts(config, shape, available)
     if engine:
         engine = {**engine, "packed weights": engine["weights"]}  # for the CPU's matrix products
-    total = config.training.num_ranks * sum(trainer.values()) + config.cluster.num_engines * sum(engine.values())
+    total = config.training.num_ranks_here * sum(trainer.values()) + config.cluster.num_engines * sum(engine.values())
     enough = "" if total < available else f"; all of them may need {gigabytes(total)} GB, which is more than there is"
     needs = [f"each trainer rank at most {in_words(trainer)}"] + [f"each engine at most {in_words(engine)}"] * bool(
         engine

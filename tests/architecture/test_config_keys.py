@@ -90,6 +90,7 @@ training.save_dtype
 training.num_ranks
 training.parallel
 training.ranks_per_replica
+training.ranks_elsewhere
 training.threads
 training.resources
 weights.root

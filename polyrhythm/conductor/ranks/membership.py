@@ -13,6 +13,10 @@ from polyrhythm.messages import Membership, RankJoin
 SILENCE_S = 5.0
 """Who waits for the others asks again and again: who has not asked for so long is gone, and another may take its place."""
 TICK_S = 1.0
+WITHOUT_FOLDER = (
+    "{name}, the first rank, writes weights, checkpoints and the trained model: it needs the run's folder and weight store "
+    "on its machine, at the paths that they have at the conductor (a shared output_dir and weights.root)"
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +39,14 @@ class FixedMembership:
         rendezvous: Rendezvous,
         check: Callable[[], None] = lambda: None,
         event: Callable[[], None] = lambda: None,
+        num_here: int = 0,
     ):
-        """Training begins with `version`; `check` raises why nobody should wait any more; `event` hears of changes."""
+        """Training begins with `version`. `check` raises why nobody should wait any more; `event` hears of changes.
+
+        The first `num_here` are started by the run itself, each under its name.
+        """
         self.names = list(names)
+        self._num_here = num_here
         self._version = version
         self._rendezvous = rendezvous
         self._check = check
@@ -57,33 +66,55 @@ class FixedMembership:
 
     async def join(self, request: RankJoin, wait_s: float) -> Membership:
         """Take a place, once or again, and wait for the others. Epoch 0 after `wait_s`: ask again."""
-        self._take(request)
+        name = request.name or self._free_name(request)
+        self._take(name, request)
         until_s = time.monotonic() + wait_s
         while True:
             self._check()
-            self._see(request)
+            self._see(name)
             remaining_s = until_s - time.monotonic()
             if self.epoch or remaining_s <= 0:
-                return Membership(self.epoch, self.names if self.epoch else list(self._places), self._version)
+                return Membership(self.epoch, self.names if self.epoch else list(self._places), self._version, name)
             await self._changed.wait(min(remaining_s, TICK_S))
 
-    def _take(self, request: RankJoin) -> None:
-        if request.name not in self.names:
-            raise Conflict(f"there is no rank {request.name!r} in this run: its ranks are {', '.join(self.names)}")
-        there = self._places.get(request.name)
-        if there is not None and there.member != request.member:
-            if self.epoch or time.monotonic() - there.seen_s < SILENCE_S:
-                raise Conflict(f"rank {request.name} has joined already: each rank of a run is one process")
-            log.warning("%s waited for the others and is gone: another process takes its place", request.name)
-        if there is None or there.member != request.member:
-            log.info("rank %s has joined", request.name)
-            self._places[request.name] = Place(request.member, time.monotonic())
-            self._event()
+    def _free_name(self, request: RankJoin) -> str:
+        for name, place in self._places.items():
+            if place.member == request.member:
+                return name
+        free = [name for name in self.names[self._num_here :] if not self._is_taken(name)]
+        if not request.has_run_folder and free == self.names[:1]:
+            raise Conflict(WITHOUT_FOLDER.format(name=free[0]))
+        if not free:
+            raise Conflict(
+                f"no rank is free: the run itself starts {self._num_here} of training.num_ranks={len(self.names)}, "
+                "and all that join from elsewhere (training.ranks_elsewhere) are there"
+            )
+        return free[0] if request.has_run_folder else next(name for name in free if name != self.names[0])
 
-    def _see(self, request: RankJoin) -> None:
+    def _take(self, name: str, request: RankJoin) -> None:
+        if name not in self.names:
+            raise Conflict(f"there is no rank {name!r} in this run: its ranks are {', '.join(self.names)}")
+        if name == self.names[0] and not request.has_run_folder:
+            raise Conflict(WITHOUT_FOLDER.format(name=name))
+        there = self._places.get(name)
+        if there is not None and there.member == request.member:
+            return
+        if self._is_taken(name):
+            raise Conflict(f"rank {name} has joined already: each rank of a run is one process")
+        if there is not None:
+            log.warning("%s waited for the others and is gone: another process takes its place", name)
+        log.info("rank %s has joined", name)
+        self._places[name] = Place(request.member, time.monotonic())
+        self._event()
+
+    def _is_taken(self, name: str) -> bool:
+        place = self._places.get(name)
+        return place is not None and (self.epoch > 0 or time.monotonic() - place.seen_s < SILENCE_S)
+
+    def _see(self, name: str) -> None:
         """A sign of life; with the last one that was missing, the epoch begins."""
         now_s = time.monotonic()
-        self._places[request.name].seen_s = now_s
+        self._places[name].seen_s = now_s
         waiting = [place for place in self._places.values() if now_s - place.seen_s < SILENCE_S]
         if not self.epoch and len(waiting) == len(self.names):
             log.info("all %d ranks have joined", len(self.names))

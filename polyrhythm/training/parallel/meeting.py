@@ -17,7 +17,7 @@ import psutil
 import torch.distributed as dist
 
 from polyrhythm import messages
-from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.errors import AnotherFailed, RunError, UserError
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import ErrorReply, NoAnswer
 
@@ -25,6 +25,9 @@ LONG_POLL_S = 20.0
 JOIN_POLL_S = 2.0
 GRACE_S = 30.0
 RUN_FAILED = 503
+REFUSED = 409
+MEMBER = uuid.uuid4().hex
+"""This process, by a name that no other has."""
 LIBRARIES = ("GLOO", "NCCL", "HCCL")
 RANKS = "/rendezvous"
 """Where ranks find each other."""
@@ -37,29 +40,39 @@ class ConductorLine:
         self.url = url
         self._credential = credential
 
-    def call(self, path: str, message: Any, wait_s: float = 0.0) -> bytes:
+    def call(self, path: str, message: Any, wait_s: float = 0.0, refusal: type[Exception] = RunError) -> bytes:
         try:
             with BlockingClient(self.url, self._credential, peer="the conductor") as client:
                 return client.call("POST", path, message, deadline_s=wait_s + GRACE_S)
         except NoAnswer as error:
             raise AnotherFailed(str(error)) from None
         except ErrorReply as error:
+            if error.status == REFUSED:
+                raise refusal(error.said) from None
             failed = AnotherFailed if error.status == RUN_FAILED else RunError
             raise failed(str(error)) from None
 
 
+def take_rank(line: ConductorLine, name: str, has_run_folder: bool) -> str:
+    """Take the place of this name in the run, or a free one if there is no name; the name."""
+    return _join(line, messages.RankJoin(name, MEMBER, 0.0, has_run_folder)).name
+
+
 def meet_others(line: ConductorLine, name: str, deadline: timedelta) -> messages.Membership:
-    """Take the place of this name in the run, and wait until all ranks have joined."""
-    member, until_s = uuid.uuid4().hex, time.monotonic() + deadline.total_seconds()
+    """Take the place of this name in the run, if this process has not, and wait until all ranks have joined."""
+    until_s = time.monotonic() + deadline.total_seconds()
     while True:
         wait_s = min(JOIN_POLL_S, max(0.0, until_s - time.monotonic()))
-        answer = line.call("/ranks/join", messages.RankJoin(name, member, wait_s), wait_s)
-        membership = messages.decode(answer, messages.Membership)
+        membership = _join(line, messages.RankJoin(name, MEMBER, wait_s))
         if membership.epoch:
             return membership
         if time.monotonic() > until_s:
             there = ", ".join(membership.members)
             raise RunError(f"{name} did not meet the other ranks of the run within {deadline}: there are {there}")
+
+
+def _join(line: ConductorLine, request: messages.RankJoin) -> messages.Membership:
+    return messages.decode(line.call("/ranks/join", request, request.wait_s, UserError), messages.Membership)
 
 
 class ConductorStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
-from polyrhythm.cluster.member import _engine_config, _find_model, joining_engine, read_run_credentials
-from polyrhythm.config import EngineConfig
+from polyrhythm.cluster.member import (
+    _check_rank,
+    _engine_config,
+    _find_model,
+    _shared_folder,
+    ask_about_run,
+    joining_engine,
+    own_device,
+    read_run_credentials,
+)
+from polyrhythm.config import Config, EngineConfig, TrainingConfig
 from polyrhythm.errors import UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
@@ -22,8 +31,8 @@ def token_file(folder: Path, content: str, mode: int = 0o600) -> Path:
     return path
 
 
-def info(model: str, model_dir: Path) -> RunInfo:
-    return RunInfo(model, str(model_dir), "/store", {}, 3, 60.0, 60.0)
+def info(model_dir: Path) -> RunInfo:
+    return RunInfo("/run", str(model_dir), "/store", {}, 0, has_optimizer=False)
 
 
 def test_the_tokens_of_a_run_are_read(tmp_path):
@@ -44,12 +53,12 @@ def test_tokens_that_others_can_read_are_refused(tmp_path):
 
 def test_the_model_folder_of_the_run_is_used_if_it_is_here(tmp_path):
     (tmp_path / "config.json").touch()
-    assert _find_model(info("some/model", tmp_path), None) == tmp_path
+    assert _find_model(info(tmp_path), Config(model="some/model"), None) == tmp_path
 
 
 def test_a_model_folder_that_is_not_here_must_be_named(tmp_path):
     with pytest.raises(UserError, match=r"elsewhere is not on this machine: give --model .*'\./mine'"):
-        _find_model(info("./mine", tmp_path / "elsewhere"), None)
+        _find_model(info(tmp_path / "elsewhere"), Config(model="./mine"), None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
@@ -73,12 +82,56 @@ def test_nobody_at_the_address_is_said():
 
 
 def test_an_engine_may_be_of_another_kind_than_those_of_the_run():
-    of_run = EngineConfig(kind="vllm", python="/there/python", options={"enforce-eager": True}, max_batch=7)
-    run = RunInfo("m", "/m", "/s", of_run.model_dump(), 3, 60.0, 60.0)
+    of_run = EngineConfig(kind="vllm", python="/there/python", options={"enforce-eager": True}, max_batch=9)
+    run = Config(engine=of_run)
     same = _engine_config(run, {"threads": 2, "python": "/here/python"})
     assert (same.kind, same.python, same.options) == ("vllm", "/here/python", {"enforce-eager": True})
     assert _engine_config(run, {"threads": 2}).python == "", "an interpreter is that of a machine"
     other = _engine_config(run, {"kind": "embedded", "threads": 2})
-    assert (other.kind, other.options, other.max_batch, other.threads) == ("embedded", {}, 7, 2)
+    assert (other.kind, other.options, other.max_batch, other.threads) == ("embedded", {}, 9, 2)
     with pytest.raises(UserError, match=r'goes with engine\.kind="vllm"'):
         _engine_config(run, {"kind": "embedded", "url": "http://localhost:1"})
+
+
+def test_the_rank_is_that_of_the_flag_or_of_the_environment_and_must_be_one_of_the_run():
+    two = Config(training=TrainingConfig(num_ranks=2))
+    assert _check_rank(two, None, {}) is None, "a free one"
+    assert _check_rank(two, None, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "elsewhere"}) == 1
+    assert _check_rank(two, 0, {"RANK": "1"}) == 0
+    for rank, environment, said in (
+        (2, {}, "--rank 2: from 0 to 1"),
+        (None, {"RANK": "7"}, "RANK 7: from 0 to 1"),
+        (None, {"RANK": "x"}, "RANK=x is no number"),
+        (0, {"WORLD_SIZE": "4"}, r"WORLD_SIZE=4, but the run has training\.num_ranks=2: make them equal"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _check_rank(two, rank, environment)
+
+
+def test_a_rank_that_torchrun_has_started_beside_others_sees_its_own_device_alone(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    assert own_device("auto", {}) == {"POLYRHYTHM_DEVICE": "auto"}
+    assert own_device("cpu", {"LOCAL_RANK": "1"}) == {"POLYRHYTHM_DEVICE": "cpu"}
+    seen = own_device("cuda", {"LOCAL_RANK": "1"})
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["ASCEND_RT_VISIBLE_DEVICES"]) == ("6", "1")
+    with pytest.raises(UserError, match="LOCAL_RANK=2, but CUDA_VISIBLE_DEVICES=4,6 names 2 devices"):
+        own_device("cuda", {"LOCAL_RANK": "2"})
+
+
+def test_a_folder_is_that_of_the_run_if_it_has_the_runs_tokens(tmp_path):
+    run, secrets = tmp_path / "run", Credentials(SECRETS)
+    (run / "weights").mkdir(parents=True)
+    about = RunInfo(str(run), "/model", str(run / "weights"), {}, 0, has_optimizer=False)
+    assert _shared_folder(about, secrets, tmp_path) is None, "a folder without tokens is not a run"
+    token_file(run, json.dumps(SECRETS))
+    shared = _shared_folder(about, secrets, tmp_path)
+    assert shared is not None and (shared.path, shared.model_dir) == (run, tmp_path)
+    assert _shared_folder(about, Credentials(SECRETS | {"admin": "other"}), tmp_path) is None
+    elsewhere = RunInfo(str(run), "/model", "/dev/shm/of-another-machine", {}, 0, has_optimizer=False)
+    assert _shared_folder(elsewhere, secrets, tmp_path) is None, "its weight store is not here"
+
+
+def test_a_conductor_that_is_not_there_is_a_mistake_of_the_user():
+    with pytest.raises(UserError, match=r"--join http://127.0.0.1:9: .* cannot be reached.*is the run going on"):
+        ask_about_run("http://127.0.0.1:9", Credentials(SECRETS))

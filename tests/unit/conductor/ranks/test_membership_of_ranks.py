@@ -25,14 +25,15 @@ def joins(rank: int, member: str = "", wait_s: float = 0.0) -> RankJoin:
 
 
 async def test_ranks_begin_when_all_are_there_in_the_order_of_their_names(ranks):
-    assert await ranks.join(joins(1), 0) == Membership(0, ["trainer-1"], 7)
+    assert await ranks.join(joins(1), 0) == Membership(0, ["trainer-1"], 7, "trainer-1")
     assert ranks.missing == ["trainer-0"]
     second = asyncio.create_task(ranks.join(joins(1), 10))
     await asyncio.sleep(0)
     assert not second.done()
     async with asyncio.timeout(5):
-        assert await ranks.join(joins(0), 10) == await second == Membership(1, [*NAMES], 7)
-    assert await ranks.join(joins(0), 0) == Membership(1, [*NAMES], 7), "to ask again is harmless"
+        assert await ranks.join(joins(0), 10) == Membership(1, [*NAMES], 7, "trainer-0")
+        assert await second == Membership(1, [*NAMES], 7, "trainer-1")
+    assert await ranks.join(joins(0), 0) == Membership(1, [*NAMES], 7, "trainer-0"), "to ask again is harmless"
     assert ranks.missing == []
 
 
@@ -42,6 +43,28 @@ async def test_a_name_that_is_none_or_taken_is_refused(ranks):
         await ranks.join(RankJoin("trainer-7", "x", 0), 0)
     with pytest.raises(Conflict, match="trainer-0 has joined already"):
         await ranks.join(joins(0, "another process"), 0)
+
+
+async def test_who_names_no_rank_gets_a_free_one_and_the_first_only_with_the_folder(monkeypatch):
+    names = ("trainer-0", "trainer-1", "trainer-2")
+    ranks = FixedMembership(names, 0, Rendezvous())
+
+    async def takes(member: str, has_run_folder: bool = True) -> str:
+        return (await ranks.join(RankJoin("", member, 0, has_run_folder), 0)).name
+
+    assert await takes("a", has_run_folder=False) == "trainer-1"
+    assert await takes("a", has_run_folder=False) == "trainer-1", "to ask again is harmless"
+    assert await takes("b", has_run_folder=False) == "trainer-2"
+    for name in ("", "trainer-0"):
+        with pytest.raises(Conflict, match=r"trainer-0, the first rank, writes .*: it needs the run's folder"):
+            await ranks.join(RankJoin(name, "c", 0, has_run_folder=False), 0)
+    assert await takes("c") == "trainer-0"
+    with pytest.raises(Conflict, match=r"no rank is free: the run itself starts 0 of training\.num_ranks=3"):
+        await takes("d")
+    partly = FixedMembership(names, 0, Rendezvous(), num_here=2)
+    assert (await partly.join(RankJoin("", "a", 0), 0)).name == "trainer-2", "the run starts the others"
+    with pytest.raises(Conflict, match="the run itself starts 2"):
+        await partly.join(RankJoin("", "b", 0), 0)
 
 
 async def test_who_is_silent_before_the_others_came_can_be_replaced_and_is_not_counted(ranks, monkeypatch):
@@ -61,8 +84,8 @@ async def test_ranks_join_and_meet_at_the_conductor_and_a_failed_run_says_why(ma
     await stage.call("POST", "/ranks/join", joins(0))
     assert (await stage.status()).waiting == "everybody waits for trainer-1 to join"
     both = [asyncio.create_task(stage.call("POST", "/ranks/join", joins(rank, wait_s=10))) for rank in (0, 1)]
-    for status, body in await asyncio.gather(*both):
-        assert status == 200 and messages.decode(body, Membership) == Membership(1, [*NAMES], 0)
+    for name, (status, body) in zip(NAMES, await asyncio.gather(*both), strict=True):
+        assert status == 200 and messages.decode(body, Membership) == Membership(1, [*NAMES], 0, name)
     get = messages.RendezvousRequest(1, "get", ["a"], wait_s=10)
     waiting = asyncio.create_task(stage.call("POST", "/rendezvous", get))
     set_ = messages.RendezvousRequest(1, "set", ["a"], value=b"b")
