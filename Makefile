@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup setup-dev quickstart test test-vllm soak lint docs bench
+.PHONY: setup setup-dev quickstart test test-ray test-vllm soak lint docs bench
 
 setup: $(VENV)/installed  ## make the virtual environment, everything pinned
 setup-dev: $(VENV)/installed-dev  ## the same with all extras and the tools of development
@@ -22,6 +22,9 @@ quickstart: setup  ## a real model learns two-digit addition on this machine
 test: setup-dev  ## the whole suite
 	$(BIN)/polyrhythm fetch smollm2-135m
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-ray: setup-dev  ## runs on two Ray nodes of this machine, one of which is killed
+	$(BIN)/python -m pytest tests/ray
 
 test-vllm: setup-dev  ## vLLM as an engine: makes its environment (3.5 GB), then real servers and runs
 	$(BIN)/polyrhythm fetch smollm2-135m

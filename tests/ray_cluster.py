@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -49,19 +50,17 @@ class RayCluster:
 
     def flags(self) -> dict[str, object]:
         """What a run on this cluster is told."""
-        return {"cluster.kind": "ray", "cluster.address": self.address, "cluster.token_file": self.token_file}
+        return {"cluster__kind": "ray", "cluster__address": self.address, "cluster__token_file": self.token_file}
 
     def kill_node(self, address: str) -> None:
-        """SIGKILL to everything of the node, at once."""
-        for process in self.processes_of(address):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._nodes.pop(address).wait(START_DEADLINE_S)
-
-    def processes_of(self, address: str) -> list[psutil.Process]:
-        """Children first: what a killed parent leaves behind belongs to another one."""
+        """SIGKILL to everything of the node at once, as when a machine is switched off: nobody there sees another one die."""
         parent = psutil.Process(self._nodes[address].pid)
-        return [*reversed(parent.children(recursive=True)), parent]
+        processes = [parent, *parent.children(recursive=True)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+        self._nodes.pop(address).wait(START_DEADLINE_S)
 
     def close(self) -> None:
         for address in list(self._nodes):

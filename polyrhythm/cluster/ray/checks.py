@@ -41,8 +41,10 @@ class Cluster:
 
     @property
     def node_here(self) -> str:
-        """The address of its node on this machine, through which the run speaks with it."""
-        return next((node.address for node in self.nodes if _is_here(node.address)), "")
+        """The address of its node on this machine, through which the run speaks with it; that of the head if it is here."""
+        here = [node.address for node in self.nodes if _is_here(node.address)]
+        head = self.address.rpartition(":")[0]
+        return head if head in here else next(iter(here), "")
 
 
 def check_ray(config: Config) -> list[str]:

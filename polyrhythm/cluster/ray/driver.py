@@ -48,14 +48,15 @@ class Actor(NodeProcess):
 
 def main(arguments: list[str]) -> int:
     if arguments[0] == "look":
-        print(json.dumps(look(arguments[1])))
+        Events().tell(look(arguments[1]))
         return 0
+    events = Events()
     run_dir, address, node = arguments[1:]
     ray.init(
         address=address, namespace="polyrhythm", _node_ip_address=node, log_to_driver=False, logging_level=logging.ERROR,
         configure_logging=False,
     )  # fmt: skip
-    serve(RunFolder(Path(run_dir)))
+    serve(RunFolder(Path(run_dir)), events)
     os._exit(0)  # whatever Ray's threads are waiting for: the cluster notices, and ends the actors
 
 
@@ -83,27 +84,32 @@ def look(address: str) -> dict[str, Any]:
     return {"nodes": nodes}
 
 
-def serve(folder: RunFolder) -> None:
+class Events:
+    """What the launcher is told, line by line. Ray writes to standard output, too: from here on that goes to the log."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        self._lock = threading.Lock()
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            print(json.dumps(event), file=self._file, flush=True)
+
+
+def serve(folder: RunFolder, events: Events) -> None:
     """Until standard input ends. Each process has a thread."""
     config = folder.config()
     placed: dict[int, Placed] = {}
-    tell({"ready": True})
+    events.tell({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         number = request["process"]
         if "command" in request:
-            placed[number] = Placed(folder, config, request)
+            placed[number] = Placed(folder, config, request, events)
             threading.Thread(target=placed[number].run, daemon=True).start()
         else:
             threading.Thread(target=placed[number].signal, args=(request["signal"],), daemon=True).start()
-
-
-_telling = threading.Lock()
-
-
-def tell(event: Mapping[str, Any]) -> None:
-    with _telling, contextlib.suppress(BrokenPipeError):
-        print(json.dumps(event), flush=True)
 
 
 def answer(call: Any, deadline_s: float) -> Any:
@@ -114,14 +120,16 @@ def answer(call: Any, deadline_s: float) -> Any:
 class Placed:
     """One process: placed by Ray, then listened to until it has ended or Ray says that its actor has."""
 
-    def __init__(self, folder: RunFolder, config: Config, request: Mapping[str, Any]):
+    def __init__(self, folder: RunFolder, config: Config, request: Mapping[str, Any], events: Events):
         self._folder = folder
         self._config = config
         self._request = request
+        self._events = events
         self._name: str = request["name"]
         self._needs = needs_of(request["role"], config)
         self._actor: Any = None
         self._is_started = False
+        self._ending = threading.Lock()
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -205,7 +213,7 @@ class Placed:
 
     def _end(self, returncode: int, why: str) -> None:
         """Told once; the actor is not needed any more, and its resources are free."""
-        with _telling:
+        with self._ending:
             is_first = not self._ended.is_set()
             self._ended.set()
         if is_first:
@@ -215,7 +223,7 @@ class Placed:
                     ray.kill(self._actor)
 
     def _tell(self, event: Mapping[str, Any]) -> None:
-        tell({"process": self._request["process"], **event})
+        self._events.tell({"process": self._request["process"], **event})
 
 
 def _first_line(error: Exception) -> str:

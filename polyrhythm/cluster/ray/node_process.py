@@ -37,6 +37,7 @@ class NodeProcess:
         self._changed = threading.Condition()
         self._unread = bytearray()
         self._url = ""
+        self._is_url_new = False
         self._returncode: int | None = None
 
     def start(
@@ -76,8 +77,8 @@ class NodeProcess:
     def news(self, wait_s: float) -> News:
         """As soon as there are any, or after `wait_s`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unread or self._returncode is not None, wait_s)
-            written, self._unread = bytes(self._unread), bytearray()
+            self._changed.wait_for(lambda: self._unread or self._is_url_new or self._returncode is not None, wait_s)
+            written, self._unread, self._is_url_new = bytes(self._unread), bytearray(), False
             return News(written=written, url=self._url, returncode=self._returncode)
 
     def signal(self, number: int) -> None:
@@ -102,7 +103,7 @@ class NodeProcess:
         with open(announced, "rb") as pipe:
             url = pipe.read().decode()
         with self._changed:
-            self._url = url
+            self._url, self._is_url_new = url, True
             self._changed.notify_all()
 
     def _wait_for_end(self, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
