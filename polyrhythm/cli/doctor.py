@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="plan the memory of this model (folder, hub id or built-in name)")
     parser.add_argument(
-        "--engine", metavar="URL", help="see what an engine that runs there is, and what it leaves open"
+        "--engine",
+        metavar="URL",
+        help="see what an engine that runs there is, what it leaves open and what it computes",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, help="with --engine: tokens.json of its run, or the token that it was started with"
     )
     parser.add_argument("--output", type=Path, default=Path("doctor.json"), help="where all of it is written")
 
@@ -68,4 +73,12 @@ def _checks(parsed: argparse.Namespace) -> "Iterator[tuple[str, Check]]":
     if parsed.engine:
         from polyrhythm.doctor.engine import check_engine
 
-        yield "engine", partial(check_engine, parsed.engine)
+        credential = _credential(parsed.token_file) if parsed.token_file else ""
+        yield "engine", partial(check_engine, parsed.engine, credential, model_dir)
+
+
+def _credential(path: Path) -> str:
+    from polyrhythm.cluster.member import read_run_credentials
+    from polyrhythm.cluster.standalone import read_credential
+
+    return read_run_credentials(path)["admin"] if path.suffix == ".json" else read_credential(path)

@@ -56,7 +56,7 @@ def probe_of(
     weights = [rows_of(name, tensor) for name, tensor in named_weights(model).items()]
 
     def logprobs_of(sequences: Sequence[Sequence[int]]) -> list[float]:
-        logprobs = _own_logprobs(model, sequences)
+        logprobs = own_logprobs(model, sequences)
         end_pass()
         return logprobs
 
@@ -132,7 +132,8 @@ def check_proof(version: int, probe: Probe, logprobs: Sequence[float], number_fo
         )
 
 
-def _own_logprobs(model: "PreTrainedModel", sequences: Sequence[Sequence[int]]) -> list[float]:
+def own_logprobs(model: "PreTrainedModel", sequences: Sequence[Sequence[int]]) -> list[float]:
+    """By the model's own forward pass in fp32: of every token but the first of each sequence, all of one length."""
     implementation, was_training = model.config._attn_implementation or "eager", model.training
     model.set_attn_implementation("eager")  # that of training understands packed rows alone
     if was_training:  # otherwise some of its layers may be in train mode on purpose: those that checkpoint

@@ -56,17 +56,21 @@ CLOSED = {"/health": (200, {}), "*": (401, {})}
 
 @pytest.mark.parametrize("engine", [OPEN], indirect=True, ids=["open"])
 def test_an_engine_with_open_administrative_routes_is_a_problem(engine):
-    what, problem, warning = check_engine(engine)
+    what, problem, warning, extension, numbers = check_engine(engine)
     assert what.text.endswith("version 0.31.0, serves smol")
     assert problem.state == "problem"
     assert "anybody on this machine may call /collective_rpc, /reset_prefix_cache without a credential" in problem.text
     assert problem.fix
     assert "/openapi.json" in warning.text
+    assert "its workers do not have our extension" in extension.text and "docs/vllm.md" in extension.fix
+    assert numbers.state == "warning" and "what it computes cannot be seen" in numbers.text
 
 
 @pytest.mark.parametrize("engine", [CLOSED], indirect=True, ids=["closed"])
 def test_an_engine_that_asks_who_calls_is_none(engine):
-    assert {finding.state for finding in check_engine(engine)} == {"ok"}
+    *others, numbers = check_engine(engine)
+    assert {finding.state for finding in others} == {"ok"}
+    assert numbers.state == "warning" and "--token-file" in numbers.fix
 
 
 def test_an_engine_that_is_not_there_is_told():
