@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EXPORTED_DTYPE = torch.float32
+EXPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What engines load; what is wider is rounded to fp32."""
 
 
 class Rows(NamedTuple):
@@ -25,6 +26,12 @@ class Rows(NamedTuple):
     shape: tuple[int, ...]
     first_row: int
     rows: Tensor
+    dtype: torch.dtype | None = None
+    """The number format in which they are published, if it is another than their own."""
+
+    @property
+    def published_dtype(self) -> torch.dtype:
+        return self.dtype or self.rows.dtype
 
     @property
     def is_whole(self) -> bool:
@@ -40,13 +47,19 @@ RowsOf = Callable[[str, Tensor], Rows]
 """What this process holds of a named tensor."""
 
 
-def exported(policy: torch.nn.Module, rows_of: RowsOf = whole) -> Iterator[Rows]:
-    """The policy's weights for engines, as much as `rows_of` says that this process holds of them.
+def exported(
+    policy: torch.nn.Module, rows_of: RowsOf = whole, masters: Mapping[Tensor, Tensor] = MappingProxyType({})
+) -> Iterator[Rows]:
+    """The policy's weights for engines, in the number format that it computes in: as much as `rows_of` says that this process holds.
 
-    Views of the policy, not copies, where the format is already right.
+    Views of the policy, not copies. Those that have `masters` on the host are taken from there, to be rounded as they are
+    written: nothing leaves the device.
     """
+    on_host = {t: master for t, master in masters.items() if master.device.type == "cpu" != t.device.type}
+    sources = named_weights(policy, on_host)
     for name, tensor in named_weights(policy).items():
-        yield rows_of(name, tensor.to(EXPORTED_DTYPE) if tensor.is_floating_point() else tensor)
+        is_known = tensor.dtype in EXPORTED_DTYPES or not tensor.is_floating_point()
+        yield rows_of(name, sources[name])._replace(dtype=tensor.dtype if is_known else torch.float32)
 
 
 def named_weights(model: torch.nn.Module, instead: Mapping[Tensor, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:

@@ -20,7 +20,8 @@ from polyrhythm.errors import RunError
 from polyrhythm.weights.export import Rows, whole
 from polyrhythm.weights.pieces.layout import DTYPE_NAMES, DTYPES, LAYOUT_FILE, manifest_of, plan_files, read_layout
 from polyrhythm.weights.pieces.reading import SnapshotReader, check_fit, is_held, read_into, verify
-from polyrhythm.weights.pieces.writing import make_files, write_rows
+from polyrhythm.weights.pieces.ring import Ring
+from polyrhythm.weights.pieces.writing import PIECE_BYTES, make_files, write_rows
 from polyrhythm.weights.snapshot import (
     MANIFEST_FILE,
     Manifest,
@@ -67,6 +68,7 @@ class WeightStore:
         self.root = Path(root)
         self.keep = keep
         self.file_bytes = file_bytes
+        self._ring = Ring(PIECE_BYTES)
 
     def folder(self, version: int) -> Path:
         return snapshot_folder(self.root, version)
@@ -110,7 +112,7 @@ class WeightStore:
         """Write the rows that this process holds into what was begun; what it says goes to `finish`."""
         staging = self.root / _STAGING
         with self._publishing(version):
-            return Written(version, write_rows(staging, read_layout(staging, version), exported))
+            return Written(version, write_rows(staging, read_layout(staging, version), exported, self._ring))
 
     def finish(self, version: int, written: Iterable[Written], probe: Probe | None = None) -> Path:
         """Make `version` visible if every row of every tensor has been written, once; the manifest comes last."""
@@ -135,7 +137,7 @@ class WeightStore:
     def load_into(self, targets: Mapping[str, torch.Tensor], version: int) -> Manifest:
         """Read `version` into these tensors in place; raises unless every digest of what has arrived is right.
 
-        After a failure they hold nothing that may be used.
+        Numbers of 16 bits are widened to fp32 where the targets are, which is exact. After a failure they hold nothing that may be used.
         """
         return self.load_rows_into((whole(name, tensor) for name, tensor in targets.items()), version)
 
@@ -149,7 +151,7 @@ class WeightStore:
         with self._refusing_damage(version):
             folder = self.local_folder(version)
             manifest = read_manifest(folder.parent, version)
-            check_fit(manifest, targets, is_part=is_part)
+            check_fit(manifest, targets, is_part=is_part, widens=True)
             with SnapshotReader(folder, manifest) as reader:
                 read_into(targets, manifest, reader)
         return manifest
@@ -159,7 +161,7 @@ class WeightStore:
         exported = list(exported)
         with self._refusing_damage(version):
             manifest = self.manifest(version)
-            check_fit(manifest, exported, is_part=False)
+            check_fit(manifest, exported)
             if is_held(manifest, exported):
                 verify(exported, manifest, None)
             else:

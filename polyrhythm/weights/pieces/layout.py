@@ -67,14 +67,14 @@ def read_layout(folder: Path, version: int) -> Manifest:
     return layout
 
 
-def check_rows(rows: Rows, entry: TensorEntry, version: int) -> None:
-    """Raises unless these are rows of that tensor, in its number format."""
+def check_rows(rows: Rows, entry: TensorEntry, version: int, *, widens: bool = False) -> None:
+    """Raises unless these are rows of that tensor, in its number format or, if that will do, in a wider one."""
     refuse_dtensor(rows)
-    here, there = DTYPE_NAMES[rows.rows.dtype], list(rows.shape)
-    if entry.shape != there or entry.dtype != here:
+    here, there = DTYPE_NAMES[rows.published_dtype], list(rows.shape)
+    if entry.shape != there or (entry.dtype != here and not (widens and _is_widened(entry, here))):
         raise SnapshotError(f"{rows.name} is {entry.dtype}{entry.shape} in weights v{version}, "
                             f"the model has {here}{there}")  # fmt: skip
-    if entry.num_bytes != _num_bytes(rows) or entry.offset < 0:
+    if entry.num_bytes != prod(there) * DTYPES[entry.dtype].itemsize or entry.offset < 0:
         raise SnapshotError(f"{rows.name} has {entry.num_bytes} bytes at {entry.offset} in weights v{version}")
     held = list(rows.rows.shape)
     fits = held[1:] == there[1:] and rows.first_row + sum(held[:1]) <= sum(there[:1])
@@ -89,7 +89,12 @@ def refuse_dtensor(rows: Rows) -> None:
 
 
 def _num_bytes(rows: Rows) -> int:
-    return prod(rows.shape) * rows.rows.dtype.itemsize
+    return prod(rows.shape) * rows.published_dtype.itemsize
+
+
+def _is_widened(entry: TensorEntry, here: str) -> bool:
+    """Whether every number of the file is one here, too."""
+    return here == "F32" and entry.dtype in ("BF16", "F16")
 
 
 def _plan_file(name: str, group: Iterable[Rows]) -> PlannedFile:
@@ -98,7 +103,7 @@ def _plan_file(name: str, group: Iterable[Rows]) -> PlannedFile:
     for rows in group:
         refuse_dtensor(rows)
         end = position + _num_bytes(rows)
-        table[rows.name] = {"dtype": DTYPE_NAMES[rows.rows.dtype], "shape": list(rows.shape),
+        table[rows.name] = {"dtype": DTYPE_NAMES[rows.published_dtype], "shape": list(rows.shape),
                             "data_offsets": [position, end]}  # fmt: skip
         position = end
     text = json.dumps(table).encode()

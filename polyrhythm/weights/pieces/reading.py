@@ -13,7 +13,7 @@ import blake3
 import torch
 
 from polyrhythm.weights.export import Rows
-from polyrhythm.weights.pieces.layout import check_rows
+from polyrhythm.weights.pieces.layout import DTYPES, check_rows
 from polyrhythm.weights.pieces.writing import bytes_of
 from polyrhythm.weights.snapshot import Manifest, Piece, SnapshotError, TensorEntry
 
@@ -21,15 +21,18 @@ NUM_READERS = 2
 _CHUNK_BYTES = 1 << 19
 
 
-def check_fit(manifest: Manifest, exported: list[Rows], *, is_part: bool) -> None:
-    """Raises unless these are rows of the tensors that the version has; of all of them, unless a part is wanted."""
+def check_fit(manifest: Manifest, exported: list[Rows], *, is_part: bool = False, widens: bool = False) -> None:
+    """Raises unless these are rows of the tensors that the version has; of all of them, unless a part is wanted.
+
+    Numbers of 16 bits may be `widened` to fp32, which is exact.
+    """
     asked = {rows.name for rows in exported}
     odd = asked - manifest.tensors.keys() if is_part else asked ^ manifest.tensors.keys()
     if odd:
         named = ", ".join(sorted(odd)[:3])
         raise SnapshotError(f"weights v{manifest.version} are of another model: they differ in {named}")
     for rows in exported:
-        check_rows(rows, manifest.tensors[rows.name], manifest.version)
+        check_rows(rows, manifest.tensors[rows.name], manifest.version, widens=widens)
 
 
 def is_held(manifest: Manifest, exported: Iterable[Rows]) -> bool:
@@ -88,12 +91,13 @@ def read_into(exported: Iterable[Rows], manifest: Manifest, reader: SnapshotRead
     """Fill these rows; raises unless every digest of what has arrived is right."""
 
     def is_wrong(rows: Rows) -> bool:
-        target = rows.rows
-        is_in_place = target.device.type == "cpu" and target.is_contiguous()
-        content = bytes_of(target) if is_in_place else memoryview(bytearray(target.nbytes))
-        wrong = _is_wrong(rows, content, manifest.tensors[rows.name], reader, is_read=True)
-        if not is_in_place and content:
-            target.copy_(torch.frombuffer(content, dtype=target.dtype).reshape(target.shape))
+        target, entry = rows.rows, manifest.tensors[rows.name]
+        dtype = DTYPES[entry.dtype]
+        is_in_place = target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
+        arrived = target if is_in_place else torch.empty(target.shape, dtype=dtype)
+        wrong = _is_wrong(rows, bytes_of(arrived), entry, reader, is_read=True)
+        if not is_in_place:
+            target.copy_(arrived)
         return wrong
 
     _refuse_wrong(exported, manifest.version, is_wrong)
@@ -103,7 +107,8 @@ def verify(exported: Iterable[Rows], manifest: Manifest, reader: SnapshotReader 
     """Raises unless these rows are what was published. Without a reader if they are held whole."""
 
     def is_wrong(rows: Rows) -> bool:
-        return _is_wrong(rows, bytes_of(rows.rows), manifest.tensors[rows.name], reader, is_read=False)
+        held = bytes_of(rows.rows.to(rows.published_dtype))
+        return _is_wrong(rows, held, manifest.tensors[rows.name], reader, is_read=False)
 
     _refuse_wrong(exported, manifest.version, is_wrong)
 
@@ -147,7 +152,7 @@ def _digest(
 def _span(rows: Rows, entry: TensorEntry) -> tuple[int, int]:
     """First byte of these rows in their tensor, and the first one behind them."""
     first = rows.first_row * entry.row_bytes
-    return first, first + rows.rows.nbytes
+    return first, first + rows.rows.numel() * DTYPES[entry.dtype].itemsize
 
 
 def _touched(entry: TensorEntry, first: int, behind: int) -> list[Piece]:

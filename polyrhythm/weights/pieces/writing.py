@@ -1,4 +1,8 @@
-"""The rows that a process holds, written into the files of a snapshot, each at its place, and digested meanwhile."""
+"""The rows that a process holds, written into the files of a snapshot, each at its place, and digested meanwhile.
+
+What is in memory in the right number format is written from where it is. What is on a device, or must be rounded, goes through
+a ring of buffers, so that copying, digesting and writing overlap.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -11,6 +15,7 @@ import torch
 
 from polyrhythm.weights.export import Rows
 from polyrhythm.weights.pieces.layout import PlannedFile, check_rows
+from polyrhythm.weights.pieces.ring import Ring
 from polyrhythm.weights.snapshot import Manifest, Piece, SnapshotError
 
 PIECE_BYTES = 64 * 2**20
@@ -32,11 +37,12 @@ def make_files(folder: Path, planned: Iterable[PlannedFile]) -> None:
             path.unlink()
 
 
-def write_rows(folder: Path, layout: Manifest, exported: Iterable[Rows]) -> dict[str, list[Piece]]:
+def write_rows(folder: Path, layout: Manifest, exported: Iterable[Rows], ring: Ring) -> dict[str, list[Piece]]:
     """Write these rows; their pieces by tensor. When this returns they are on the disk."""
-    futures: dict[str, list[Future[Piece]]] = {}
+    digests: dict[str, list[Future[Piece]]] = {}
+    writes: list[Future[None]] = []
     # BLAKE3 and pwrite() both release the interpreter, so the digests cost little beside the copy.
-    with ThreadPoolExecutor(1) as digester, ExitStack() as closing:
+    with ExitStack() as closing, ThreadPoolExecutor(1) as digester, ThreadPoolExecutor(1) as writer:
         descriptors: dict[str, int] = {}
         for rows in exported:
             entry = layout.tensors.get(rows.name)
@@ -46,22 +52,39 @@ def write_rows(folder: Path, layout: Manifest, exported: Iterable[Rows]) -> dict
             if entry.file not in descriptors:
                 descriptors[entry.file] = os.open(folder / entry.file, os.O_RDWR)
                 closing.callback(os.close, descriptors[entry.file])
-            for offset, content in _pieces_of(rows, entry.row_bytes):
-                futures.setdefault(rows.name, []).append(digester.submit(_digested, offset, content))
-                _write_at(descriptors[entry.file], content, entry.offset + offset)
+            in_ring = needs_copy(rows)
+            for start, numbers in _divided(rows):
+                offset = rows.first_row * entry.row_bytes + start
+                content = bytes_of(ring.copied(numbers, rows.published_dtype) if in_ring else numbers)
+                digest = digester.submit(_digested, offset, content)
+                write = writer.submit(_write_at, descriptors[entry.file], content, entry.offset + offset)
+                digests.setdefault(rows.name, []).append(digest)
+                writes.append(write)
+                if in_ring:
+                    ring.used_by([digest, write])
+        for write in writes:
+            write.result()
         for descriptor in descriptors.values():
             os.fsync(descriptor)
-        return {name: [piece.result() for piece in pieces] for name, pieces in futures.items()}
+        return {name: [piece.result() for piece in pieces] for name, pieces in digests.items()}
+
+
+def needs_copy(rows: Rows) -> bool:
+    """Whether these rows are not in memory as they are to be in the file."""
+    tensor = rows.rows
+    return tensor.device.type != "cpu" or tensor.dtype != rows.published_dtype or not tensor.is_contiguous()
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore
 
 
-def _pieces_of(rows: Rows, row_bytes: int) -> Iterator[tuple[int, memoryview]]:
-    first, content = rows.first_row * row_bytes, bytes_of(rows.rows)
-    for start in range(0, len(content), PIECE_BYTES):
-        yield first + start, content[start : start + PIECE_BYTES]
+def _divided(rows: Rows) -> Iterator[tuple[int, torch.Tensor]]:
+    """The numbers of each piece, and where it begins in the file's bytes."""
+    numbers, itemsize = rows.rows.detach().reshape(-1), rows.published_dtype.itemsize
+    most = max(PIECE_BYTES // itemsize, 1)
+    for start in range(0, numbers.numel(), most):
+        yield start * itemsize, numbers[start : start + most]
 
 
 def _digested(offset: int, content: memoryview) -> Piece:

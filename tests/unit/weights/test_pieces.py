@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor, Replicate
 
+from polyrhythm.errors import RunError
 from polyrhythm.weights.export import Rows, whole
 from polyrhythm.weights.pieces import writing
 from polyrhythm.weights.snapshot import MANIFEST_FILE, SnapshotError, Written, newest_whole_version, read_manifest
@@ -208,3 +209,29 @@ def test_a_manifest_names_no_other_file(store, name):
     (folder / MANIFEST_FILE).write_bytes(msgspec.json.encode(said))
     with pytest.raises(SnapshotError, match="is not a file of weights v1"):
         store.load_into({"a": torch.zeros(2)}, 1)
+
+
+def test_what_must_be_rounded_goes_through_buffers_that_are_used_again(store, monkeypatch):
+    monkeypatch.setattr(writing, "PIECE_BYTES", 64)
+    wide = {"table": tensors()["table"], "turned": torch.randn(9, 5, generator=torch.Generator().manual_seed(1)).T}
+    rows = [whole(name, tensor)._replace(dtype=torch.bfloat16) for name, tensor in wide.items()]
+    folder = store.publish(rows, 1)
+    stored = load_file(folder / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor.bfloat16()) for name, tensor in wide.items())
+    assert len(store.manifest(1).tensors["table"].pieces) == 3 and len(store.manifest(1).tensors["turned"].pieces) == 2
+    store.verify(rows, 1)
+    store.publish(rows, 2)
+    assert (store.folder(2) / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_after_a_failure_the_buffers_are_as_good_as_new(store, monkeypatch):
+    rows = [whole(name, tensor)._replace(dtype=torch.bfloat16) for name, tensor in tensors().items()]
+
+    def disk_full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="No space left"):
+        patch.setattr(writing, "_write_at", disk_full)
+        store.publish(rows, 1)
+    store.publish(rows, 2)
+    store.verify(rows, 2)
