@@ -9,6 +9,7 @@ from polyrhythm.chaos.trainer import trainer_hooks
 from polyrhythm.cluster.cores import cores_follow_demand
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config
+from polyrhythm.devices.memory import snapshot_bytes
 from polyrhythm.interrupts import interrupts
 from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loader.client import ConductorClient
@@ -65,12 +66,14 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
         checkpoints.begin(run.first_step, run.initial_optimizer)
-        store = store or WeightStore(run.store_root, keep=config.weights.keep)
+        store = store or WeightStore(run.store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         publication = Publication(store, trainer)
         if config.weights.transport == "broadcast":
             line, listener = ConductorLine(url, credential), ConductorClient(url, credential)
             WeightSender(line, listener.next_broadcast, store, lambda: replica.is_writer).follow()
-        settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
+        settings = LoaderSettings.of(
+            config, share_prompt=trainer.models.shares_prompts, snapshot_bytes=snapshot_bytes(config, run.model_dir)
+        )
         loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, shards=replica)
         publication.publish(run.first_step)
         if replica.is_writer:

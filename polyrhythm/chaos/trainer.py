@@ -72,4 +72,4 @@ class FaultyTrainer:
 
 
 def _newest_snapshot(root: Path) -> Path:
-    return max(root.glob("v????????")) / "model.safetensors"
+    return max(max(root.glob("v????????")).glob("*.safetensors"))

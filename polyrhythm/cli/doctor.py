@@ -54,9 +54,10 @@ def _checks(parsed: argparse.Namespace) -> "Iterator[tuple[str, Check]]":
     from polyrhythm.weights.pretrained import find_model
 
     model_dir = find_model(parsed.model) if parsed.model else None
+    config = load_config([], {"model": parsed.model} if parsed.model else {})
     yield "machine", machine.check_machine
     yield "kernels", machine.check_kernels
-    yield "shared memory", partial(machine.check_shared_memory, model_dir)
+    yield "shared memory", partial(machine.check_shared_memory, config, model_dir)
     yield "ports", machine.check_ports
     yield "torch", devices.check_torch
     yield "devices", devices.check_devices
@@ -69,7 +70,7 @@ def _checks(parsed: argparse.Namespace) -> "Iterator[tuple[str, Check]]":
     yield "log-probs", partial(numerics.check_logprobs, device)
     yield "copies", partial(numerics.check_copies, device)
     if parsed.model:
-        yield "memory plan", partial(devices.check_memory, load_config([], {"model": parsed.model}), model_dir)
+        yield "memory plan", partial(devices.check_memory, config, model_dir)
     if parsed.engine:
         from polyrhythm.doctor.engine import check_engine
 

@@ -48,7 +48,7 @@ def own_engine(run: RunFolder, config: Config, name: str) -> Coroutine[Any, Any,
         host=LOOPBACK,
         port=0,
         credentials=run.credentials(),
-        config=config.engine.model_copy(update={"threads": threads}),
+        config=_computing_in(config.dtype, config.engine.model_copy(update={"threads": threads})),
         join_url=run.wait_for_conductor(),
         ready=lambda url: run.announce(name, url),
         fault_middleware=fault_middleware(run.path, name, store),
@@ -165,7 +165,7 @@ def joining_rank(
         store_root, deadline_s = Path(info.store_root), config.weights.load_deadline_s
         if name == names[0]:
             assert shared is not None, "the conductor gives this rank only to who has the folder"
-            store = WeightStore(store_root, keep=config.weights.keep)
+            store = WeightStore(store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         else:
             store = DownloadingStore(
                 Path(here) / "weights", url, credentials["admin"], deadline_s, None if always_download else store_root
@@ -229,9 +229,16 @@ def _engine_config(run_config: Config, changes: dict[str, Any]) -> EngineConfig:
     if settings["kind"] != of_run["kind"]:
         settings.pop("options", None)
     try:
-        return EngineConfig(**settings)
+        return _computing_in(run_config.dtype, EngineConfig(**settings))
     except ValidationError as error:
         raise UserError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+
+def _computing_in(dtype: str, config: EngineConfig) -> EngineConfig:
+    """vLLM computes in the number format in which weights come, unless it is told otherwise; the embedded engine, always in fp32."""
+    if config.kind != "vllm" or dtype == "auto":
+        return config
+    return config.model_copy(update={"options": {"dtype": dtype} | config.options})
 
 
 def read_run_credentials(path: Path) -> Credentials:

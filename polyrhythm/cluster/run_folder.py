@@ -15,6 +15,7 @@ from typing import Any
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
+from polyrhythm.devices.memory import gigabytes, snapshot_bytes
 from polyrhythm.errors import AnotherFailed, UserError
 from polyrhythm.http.credentials import Credentials
 
@@ -247,15 +248,20 @@ def _step_of(line: bytes) -> float:
 
 
 def _choose_store_root(config: Config, run_path: Path, model_dir: Path) -> Path:
+    needed = (config.weights.keep + 1) * snapshot_bytes(config, model_dir)  # one is being written
     if config.weights.root:
         root = Path(config.weights.root).resolve() / run_path.name
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"weights.root={config.weights.root!r} cannot be written: {error.strerror}") from None
+        there = sum(file.stat().st_size for file in root.rglob("*.safetensors"))  # of a run that is resumed
+        if (room := shutil.disk_usage(root).free + there) < needed:
+            raise UserError(
+                f"weights.root={config.weights.root!r} has room for {gigabytes(room)} GB, and {config.weights.keep + 1} "
+                f"snapshots of the model take {gigabytes(needed)}: make room or choose another folder"
+            )
         return root
-    num_bytes = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
-    needed = (config.weights.keep + 1) * 2 * num_bytes  # fp32 snapshots of a model that may be stored in 16 bits
     _remove_orphans()
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > needed + 2**30:
         root = SHARED_MEMORY / f"{SHARED_MEMORY_PREFIX}{os.getpid()}-{run_path.name}"

@@ -31,6 +31,7 @@ from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.rewards.sandbox.frames import TrainingState
 from polyrhythm.rollout import Rollouter
 from polyrhythm.types import Group, Problem
+from polyrhythm.weights.snapshot import loading_deadline_s
 
 LINGER_S = 1.0
 TICK_S = 1.0
@@ -65,6 +66,7 @@ class Conductor:
         connect: Callable[[str], EngineClient],
         cores: CorePlan | None = None,
         first_step: int = 0,
+        snapshot_bytes: int = 0,
     ):
         self.config = config
         self.pool = EnginePool()
@@ -93,8 +95,8 @@ class Conductor:
         self._connect = connect
         self._lengths = LengthHistory()
         self._changed = Change()
+        load_deadline_s = loading_deadline_s(config.weights.load_deadline_s, snapshot_bytes)
         stuck_s = STUCK_FRACTION * config.conductor.request_deadline_s
-        load_deadline_s = config.weights.load_deadline_s
         self.broadcasts = Broadcasts(load_deadline_s, self.raise_failure)
         self._monitor = EngineMonitor(self.pool, self.broadcasts, load_deadline_s, stuck_s, self._event)
         self._last_event_s = time.monotonic()

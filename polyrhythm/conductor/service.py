@@ -14,6 +14,7 @@ from polyrhythm.conductor.status import engine_view, run_status
 from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
+from polyrhythm.devices.memory import snapshot_bytes
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import ADMIN, Credentials
 from polyrhythm.http.errors import Refusal
@@ -190,6 +191,7 @@ async def run_conductor(
                     connect=lambda url: HttpEngineClient(session, url, credentials),
                     cores=cores,
                     first_step=first_step,
+                    snapshot_bytes=snapshot_bytes(config, model_dir),
                 )
                 weights = WeightServer(store_root, config.weights.load_deadline_s)
                 info = _run_info(config, run_dir, model_dir, store_root, first_step, has_optimizer)

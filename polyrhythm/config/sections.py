@@ -159,11 +159,13 @@ class WeightsConfig(Section):
     """Folder of the snapshots; empty: shared memory if they fit there, else the run folder."""
     keep: int = Field(default=2, ge=2)
     """Snapshots kept; older ones are removed."""
+    file_mb: int = Field(default=4096, ge=1)
+    """A snapshot of more than so many MiB is written in several files of at most this size."""
     transport: Literal["snapshot", "broadcast"] = "snapshot"
     """How new weights reach engines of kind vllm: each reads the snapshot (or downloads it), or the first rank also sends it to all
     of them at once; who misses that reads the snapshot. See docs/vllm.md."""
     load_deadline_s: float = Field(default=60.0, gt=0)
-    """An engine must have loaded and verified a new version within this time."""
+    """An engine must have loaded and verified a new version within this time, and one second more for every 50 MB of it."""
 
 
 class ConductorConfig(Section):
@@ -260,8 +262,9 @@ class Config(BaseSettings, metaclass=Explained):
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     """Where models live: auto takes the accelerators of this machine, else the CPU. See docs/accelerators.md."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format in which the policy computes while it is trained; auto is float32. With bfloat16, fp32 weights beside it are
-    what is updated, and gradients are summed in fp32."""
+    """Number format in which the policy computes while it is trained, and in which engines get it; auto is float32 on the CPU and
+    bfloat16 on an accelerator that has it. With bfloat16, fp32 weights beside it are what is updated, and gradients are
+    summed in fp32."""
     schedule: Literal["periodic", "sync"] = "periodic"
     """periodic: train on groups as they finish. sync: wait for all of them first, the reference it must equal."""
     order: Literal["completion", "problem"] = "completion"

@@ -35,6 +35,8 @@ class FoundDevices(msgspec.Struct, frozen=True):
     devices: list[Device] = []
     note: str = ""
     """What the user should know about the choice."""
+    has_bfloat16: bool = False
+    """Whether all of them compute in it."""
 
 
 def find_devices(wanted: str) -> FoundDevices:
@@ -80,7 +82,15 @@ def look() -> FoundDevices:
     for index in range(torch.accelerator.device_count()):
         num_bytes = torch.accelerator.get_memory_info(torch.device(kind, index))[1]
         devices.append(Device(str(module.get_device_name(index)), num_bytes))
-    return FoundDevices(kind, devices)
+    return FoundDevices(kind, devices, has_bfloat16=_has_bfloat16(kind))
+
+
+def _has_bfloat16(kind: str) -> bool:
+    import torch
+
+    if kind == "cuda":  # older GPUs imitate it, slowly
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.get_device_module(kind).is_bf16_supported()
 
 
 if __name__ == "__main__":

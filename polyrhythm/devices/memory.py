@@ -13,6 +13,8 @@ from polyrhythm.config import Config
 Parts = dict[str, int]
 """Bytes by what they are for."""
 FP32 = 4
+NUMBER_BYTES = {"auto": FP32, "float32": FP32, "bfloat16": 2}
+"""By `dtype`; a run without an accelerator has not to decide what auto is."""
 KV_MEMORY_SHARE = 0.25
 """Of the free memory: the cache of an embedded engine never takes more by default."""
 LOGITS = 512 * 2**20
@@ -85,16 +87,31 @@ def _product(shape: list[int]) -> int:
     return product
 
 
-def trainer_memory(config: Config, shape: ModelShape) -> Parts:
-    """Of one rank."""
-    weights = FP32 * shape.num_parameters
-    parts = {"weights": weights, "gradients": weights, "moments": 2 * weights}
+def snapshot_bytes(config: Config, model_dir: Path) -> int:
+    """Of one version of the policy, as engines get it."""
+    return NUMBER_BYTES[config.dtype] * count_parameters(model_dir)
+
+
+def trainer_memory(config: Config, shape: ModelShape, *, on_device: bool = False) -> Parts:
+    """Of one rank, where its policy is; on a device without what has been moved to the host."""
+    width, full = NUMBER_BYTES[config.dtype], FP32 * shape.num_parameters
+    weights = width * shape.num_parameters
+    parts = {"weights": weights, "gradients": full}
+    if not (on_device and config.training.offload_optimizer):
+        parts |= {"masters": full} if width != FP32 else {}
+        parts["moments"] = 2 * full
     if config.algorithm.kl_coef > 0:
         parts["reference"] = weights
     if config.training.updates_per_step > 1:
         parts["old policy"] = weights
     parts["activations"] = activation_memory(config, shape) + LOGITS
     return parts
+
+
+def offloaded_memory(config: Config, shape: ModelShape) -> Parts:
+    """What a rank on a device has on the host."""
+    full = FP32 * shape.num_parameters
+    return {"masters": full, "moments": 2 * full, "gradients": full} if config.training.offload_optimizer else {}
 
 
 def activation_memory(config: Config, shape: ModelShape) -> int:
@@ -104,7 +121,7 @@ def activation_memory(config: Config, shape: ModelShape) -> int:
     kept = shape.num_layers * one_layer
     if config.training.gradient_checkpointing:
         kept = shape.num_layers * shape.hidden + one_layer
-    return FP32 * config.training.tokens_per_micro_batch * kept
+    return NUMBER_BYTES[config.dtype] * config.training.tokens_per_micro_batch * kept
 
 
 def engine_memory(config: Config, shape: ModelShape, available: int) -> Parts:

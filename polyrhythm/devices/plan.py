@@ -15,7 +15,16 @@ import psutil
 from polyrhythm.config import Config
 from polyrhythm.devices import DEVICE_VARIABLE
 from polyrhythm.devices.found import FoundDevices, find_devices
-from polyrhythm.devices.memory import CONTEXT, ModelShape, Parts, engine_memory, gigabytes, in_words, trainer_memory
+from polyrhythm.devices.memory import (
+    CONTEXT,
+    ModelShape,
+    Parts,
+    engine_memory,
+    gigabytes,
+    in_words,
+    offloaded_memory,
+    trainer_memory,
+)
 from polyrhythm.errors import UserError
 
 VISIBLE_VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
@@ -32,6 +41,12 @@ class DevicePlan:
     @property
     def kind(self) -> str:
         return self.found.kind
+
+    def decided(self, config: Config) -> Config:
+        """With the number format that "auto" means here, for all processes of a run."""
+        if config.dtype != "auto":
+            return config
+        return config.model_copy(update={"dtype": "bfloat16" if self.found.has_bfloat16 else "float32"})
 
     @property
     def engine_places(self) -> list[int]:
@@ -94,7 +109,7 @@ def describe_plan(plan: DevicePlan, config: Config, model_dir: Path | None) -> l
     lines = [plan.found.note] if plan.found.note else []
     if model_dir is None or config.cluster.kind == "ray":
         return lines
-    shape = ModelShape.of_folder(model_dir)
+    shape, config = ModelShape.of_folder(model_dir), plan.decided(config)
     return lines + (_on_the_host(config, shape) if plan.kind == "cpu" else _on_devices(plan, config, shape))
 
 
@@ -117,7 +132,7 @@ def _on_devices(plan: DevicePlan, config: Config, shape: ModelShape) -> list[str
     for place, device in enumerate(plan.found.devices):
         needs: dict[str, Parts] = {}
         if place < plan.num_ranks:
-            needs[plan.rank_names[place]] = {**trainer_memory(config, shape), "context": CONTEXT}
+            needs[plan.rank_names[place]] = {**trainer_memory(config, shape, on_device=True), "context": CONTEXT}
         for name in engines.get(place, []):
             needs[name] = _engine_parts(config, shape, device.num_bytes)
         total = sum(sum(parts.values()) for parts in needs.values())
@@ -127,6 +142,8 @@ def _on_devices(plan: DevicePlan, config: Config, shape: ModelShape) -> list[str
         lines += [f"  {name} takes at most {in_words(parts)}" for name, parts in needs.items() if parts]
         if total > device.num_bytes:
             raise UserError(_too_much(lines, place, total, device.num_bytes))
+    if on_host := offloaded_memory(config, shape):
+        lines.append(f"host: each trainer rank takes {in_words(on_host)}")
     return lines
 
 
@@ -141,8 +158,8 @@ def _too_much(lines: list[str], place: int, total: int, num_bytes: int) -> str:
     return "\n".join(
         [
             f"device {place} has {gigabytes(num_bytes)} GB, and {gigabytes(total)} GB are needed there: lower "
-            "training.tokens_per_micro_batch or engine.kv_tokens, set training.gradient_checkpointing=true, give engines "
-            "a device of their own, or use a smaller model",
+            "training.tokens_per_micro_batch or engine.kv_tokens, set training.gradient_checkpointing=true or "
+            "training.offload_optimizer=true, give engines a device of their own, or use a smaller model",
             *lines,
         ]
     )

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import psutil
 
-from polyrhythm.devices.memory import FP32, ModelShape, gigabytes
+from polyrhythm.config import Config
+from polyrhythm.devices.memory import gigabytes, snapshot_bytes
+from polyrhythm.devices.plan import plan_devices
 from polyrhythm.doctor.findings import Finding
 from polyrhythm.kernels.compiling import WIDEST_VECTOR
 from polyrhythm.kernels.products import product_kernel
 from polyrhythm.kernels.switch import kernels_off
 
 SHARED_MEMORY = Path("/dev/shm")
-NUM_SNAPSHOTS = 3
-"""Two are kept, and one is being written."""
 CONNECT_DEADLINE_S = 5.0
 
 
@@ -47,16 +47,18 @@ def check_kernels() -> Iterator[Finding]:
         yield Finding("kernels", "ok", f"compiled for the CPU, vectors of {WIDEST_VECTOR} numbers at most")
 
 
-def check_shared_memory(model_dir: Path | None) -> Iterator[Finding]:
+def check_shared_memory(config: Config, model_dir: Path | None) -> Iterator[Finding]:
     if not SHARED_MEMORY.is_dir():
         yield Finding("shared memory", "warning", "there is none: snapshots of weights go to the run folder")
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
-    needed = NUM_SNAPSHOTS * FP32 * ModelShape.of_folder(model_dir).num_parameters if model_dir else 0
+    needed = (
+        (config.weights.keep + 1) * snapshot_bytes(plan_devices(config).decided(config), model_dir) if model_dir else 0
+    )
     numbers = {"free": free, "needed": needed}
     text = f"{gigabytes(free)} GB are free in {SHARED_MEMORY}"
     if needed:
-        text += f", {NUM_SNAPSHOTS} snapshots of the model are {gigabytes(needed)}"
+        text += f", {config.weights.keep + 1} snapshots of the model are {gigabytes(needed)}"
     if needed > free:
         yield Finding(
             "shared memory", "warning", f"{text}: they will be written to the run folder, which is slower",

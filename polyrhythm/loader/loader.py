@@ -14,6 +14,7 @@ from polyrhythm.messages import GroupsReply
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.types import MicroBatch
+from polyrhythm.weights.snapshot import loading_deadline_s
 
 
 class GroupSource(Protocol):
@@ -70,8 +71,8 @@ class LoaderSettings:
     """Longer than the conductor waits for engines to start and load, so that its cause is heard and not a timeout."""
 
     @classmethod
-    def of(cls, config: Config, *, share_prompt: bool) -> "LoaderSettings":
-        """Those of a configuration; `share_prompt` is what the model of the trainer can do."""
+    def of(cls, config: Config, *, share_prompt: bool, snapshot_bytes: int = 0) -> "LoaderSettings":
+        """Those of a configuration; `share_prompt` is what the model of the trainer can do, which has so many bytes."""
         return cls(
             num_steps=config.num_steps,
             groups_per_step=config.rollout.groups_per_step,
@@ -81,7 +82,9 @@ class LoaderSettings:
             advantage=config.algorithm.advantage,
             share_prompt=share_prompt,
             has_kl=config.algorithm.kl_coef > 0,
-            load_deadline_s=config.engine.joins_within_s + config.weights.load_deadline_s + GRACE_S,
+            load_deadline_s=config.engine.joins_within_s
+            + loading_deadline_s(config.weights.load_deadline_s, snapshot_bytes)
+            + GRACE_S,
         )
 
 

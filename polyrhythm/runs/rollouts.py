@@ -43,7 +43,7 @@ class Rollouts:
         self.folder = folder.path
         self.model_dir = folder.model_dir
         """The model that the engines have: what the loop begins with."""
-        self._store = WeightStore(folder.store_root, keep=config.weights.keep)
+        self._store = WeightStore(folder.store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         self._source = _WatchedSource(
             ConductorClient(folder.wait_for_conductor(), folder.credentials()["admin"]), watch
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 from polyrhythm.cluster.preflight import check_run
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import Config, merged_config
+from polyrhythm.devices.plan import plan_devices
 from polyrhythm.errors import UserError
 from polyrhythm.runs.beginning import Beginning, bring_into
 from polyrhythm.runs.data import Rows, Saved, keep_rows
@@ -36,7 +37,7 @@ def new_run(config: Config, rows: Rows | Saved | None = None, beginning: Beginni
     except BaseException:
         folder.remove()
         raise
-    folder.fill(config, model_dir)
+    folder.fill(plan_devices(config).decided(config), model_dir)
     return folder
 
 
@@ -48,6 +49,8 @@ def reopened_run(run_dir: Path, config: Config) -> RunFolder:
     # A run that ended while it saved its model has only that left to do.
     if first_step > config.num_steps or (first_step == config.num_steps and run.trained_model.exists()):
         raise UserError(f"{run_dir} has finished its num_steps={config.num_steps}: give a larger num_steps to go on")
+    if config.dtype == "auto":  # begun by a version before 0.4.0, for which that was float32 everywhere
+        config = config.model_copy(update={"dtype": "float32"})
     check_run(config, run.model_dir)
     _warn_of_another_plan(run.config(), config)
     run.reopen(config, first_step)

@@ -26,7 +26,7 @@ class Checkpoints:
 
     def __init__(self, root: Path, trainer: Trainer):
         config = trainer.config.training
-        self.store = WeightStore(root, keep=config.keep_checkpoints)
+        self.store = WeightStore(root, keep=config.keep_checkpoints, file_mb=trainer.config.weights.file_mb)
         self._writer = CheckpointWriter(self.store, trainer.replica.writers_aside)
         self.trainer = trainer
         self._replica = trainer.replica

@@ -15,6 +15,7 @@ from polyrhythm.weights.snapshot import (
     Manifest,
     SnapshotError,
     decode_manifest,
+    loading_deadline_s,
     read_manifest,
     snapshot_folder,
 )
@@ -65,7 +66,10 @@ class DownloadingStore(WeightStore):
 
 
 def download_snapshot(url: str, credential: str, version: int, root: Path, deadline_s: float) -> Path:
-    """Get a version from a weight server; its folder appears by one rename when all bytes are there."""
+    """Get a version from a weight server; its folder appears by one rename when all bytes are there.
+
+    It may take so many seconds, and more by the bytes that it has.
+    """
     target = snapshot_folder(root, version)
     incoming = root / f".incoming-{target.name}"
     shutil.rmtree(incoming, ignore_errors=True)
@@ -74,7 +78,9 @@ def download_snapshot(url: str, credential: str, version: int, root: Path, deadl
     client = BlockingClient(url, credential, peer=f"the conductor at {url}")
     try:
         with _downloading(url, version):
-            for name, expected in _fetch_manifest(client, version, incoming, until_s).files.items():
+            manifest = _fetch_manifest(client, version, incoming, until_s)
+            until_s = loading_deadline_s(until_s, manifest.num_bytes)
+            for name, expected in manifest.files.items():
                 num_bytes = _fetch(client, version, incoming / name, expected, until_s)
                 if num_bytes != expected:
                     raise SnapshotError(f"{name} of weights v{version} came with {num_bytes} of {expected} bytes")

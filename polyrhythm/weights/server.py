@@ -6,11 +6,17 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from polyrhythm.weights.snapshot import MANIFEST_FILE, MAX_VERSION_DIGITS, WEIGHTS_FILES, snapshot_folder
+from polyrhythm.weights.snapshot import (
+    MANIFEST_FILE,
+    MAX_VERSION_DIGITS,
+    WEIGHTS_FILES,
+    loading_deadline_s,
+    snapshot_folder,
+)
 
 
 class WeightServer:
-    """Routes to be added to a service that checks tokens. A download that takes longer than the deadline is cut off."""
+    """Routes to be added to a service that checks tokens. A download that takes longer than the deadline for its bytes is cut off."""
 
     def __init__(self, root: Path, deadline_s: float):
         self._root = root
@@ -25,7 +31,8 @@ class WeightServer:
         is_of_a_version = name == MANIFEST_FILE or WEIGHTS_FILES.fullmatch(name)
         if not is_of_a_version or not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound(text=f"weights v{version} have no such file here")
-        return TimedFileResponse(path, self._deadline_s)
+        num_bytes = (await asyncio.to_thread(path.stat)).st_size
+        return TimedFileResponse(path, loading_deadline_s(self._deadline_s, num_bytes))
 
 
 class TimedFileResponse(web.FileResponse):

@@ -164,6 +164,11 @@ def writing_deadline_s(num_bytes: int) -> float:
     return MIN_WRITING_DEADLINE_S + num_bytes / SLOW_DISK_BYTES_PER_S
 
 
+def loading_deadline_s(given_s: float, num_bytes: int) -> float:
+    """Seconds within which an engine must have a version of so many bytes, over a slow network or from a slow disk."""
+    return given_s + num_bytes / SLOW_DISK_BYTES_PER_S
+
+
 def versions_in(root: Path) -> list[int]:
     return sorted(int(entry.name[1:]) for entry in root.glob("v????????") if entry.name[1:].isdigit())
 

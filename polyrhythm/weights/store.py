@@ -36,8 +36,7 @@ from polyrhythm.weights.snapshot import (
     versions_in,
 )
 
-ONE_FILE = 4 * 2**30
-"""Bytes of a version's files, at most; smaller models have one."""
+MIB = 2**20
 _STAGING = ".staging"
 
 
@@ -64,10 +63,10 @@ class WeightStore:
     Nobody gathers a tensor, and readers may divide the rows in another way than the writers did.
     """
 
-    def __init__(self, root: Path, keep: int = 2, file_bytes: int = ONE_FILE):
+    def __init__(self, root: Path, keep: int = 2, file_mb: int = 4096):
         self.root = Path(root)
         self.keep = keep
-        self.file_bytes = file_bytes
+        self.file_bytes = file_mb * MIB
         self._ring = Ring(PIECE_BYTES)
 
     def folder(self, version: int) -> Path:

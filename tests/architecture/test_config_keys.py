@@ -95,6 +95,7 @@ training.threads
 training.resources
 weights.root
 weights.keep
+weights.file_mb
 weights.transport
 weights.load_deadline_s
 conductor.host

@@ -6,6 +6,7 @@ Each scene is run on the CPU too, by the same code, and says what differs.
 from tests.devices import pretend_device  # isort: skip  # before anything else: it changes what torch is
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -32,6 +33,7 @@ from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch, Sampling
 from polyrhythm.weights.export import exported, named_weights
+from polyrhythm.weights.pieces import writing
 from polyrhythm.weights.store import WeightStore
 from tests.conftest import VOCABULARY, make_group
 from tests.devices import pretend_torch_npu
@@ -59,7 +61,9 @@ def main(results: Path) -> None:
         said["kernel"] = kernel_for(pretend_device.DEVICE, torch.float32, 16, 2).__name__
         said["without its attention"] = without_its_attention(folders[2], Path(root, "loop"))
         said["rules"] = rules()
-        said["optimizer on the host"] = {dtype: optimizer_on_the_host(folders[2], dtype) for dtype in DTYPES}
+        said["optimizer on the host"] = {
+            dtype: optimizer_on_the_host(folders[2], dtype, Path(root, dtype)) for dtype in DTYPES
+        }
     results.write_text(json.dumps(said))
 
 
@@ -105,7 +109,7 @@ def step_of(folder: Path, algorithm: dict[str, Any], root: Path) -> dict[str, An
     trainer.optim_step()
     weights = flat_weights(trainer)
     store = WeightStore(root / "store")
-    store.publish(exported(trainer.policy), 1)
+    store.publish(exported(trainer.policy, masters=trainer.models.masters), 1)
     checkpoints = Checkpoints(root / "checkpoints", trainer)
     checkpoints.save(1)
     with torch.no_grad():
@@ -121,7 +125,7 @@ def step_of(folder: Path, algorithm: dict[str, Any], root: Path) -> dict[str, An
     }  # fmt: skip
 
 
-def optimizer_on_the_host(folder: Path, dtype: str) -> dict[str, Any]:
+def optimizer_on_the_host(folder: Path, dtype: str, root: Path) -> dict[str, Any]:
     """What two updates make of the weights that are trained, beside the policy and on the host."""
     os.environ[DEVICE_VARIABLE] = pretend_device.NAME
     said: dict[str, Any] = {}
@@ -136,8 +140,27 @@ def optimizer_on_the_host(folder: Path, dtype: str) -> dict[str, Any]:
             "masters": torch.cat([tensor.detach().cpu().flatten() for tensor in trainer.optimizer.names]).tolist(),
             "policy": torch.cat([p.detach().cpu().flatten().float() for p in trainer.policy.parameters()]).tolist(),
             "devices": sorted({tensor.device.type for tensor in state} | {trainer.device.type}),
+            **published(trainer, root),
         }
     return said
+
+
+def published(trainer: Trainer, root: Path) -> dict[str, Any]:
+    """What leaves the trainer, in pieces that are smaller than the tensors, and how often the device was waited for."""
+    writing.PIECE_BYTES, usual = 4096, writing.PIECE_BYTES
+    store = WeightStore(root)
+    pretend_device.log.clear()
+    folder = store.publish(exported(trainer.policy, masters=trainer.models.masters), 0)
+    num_syncs = pretend_device.log.counts["sync"]
+    store.verify(exported(trainer.policy), 0)
+    writing.PIECE_BYTES = usual
+    entries = store.manifest(0).tensors.values()
+    return {
+        "num_syncs": num_syncs,
+        "num_pieces": sum(len(entry.pieces) for entry in entries),
+        "published": hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
+        "formats": sorted({entry.dtype for entry in entries}),
+    }
 
 
 def flat_weights(trainer: Trainer) -> list[float]:

@@ -62,6 +62,15 @@ def test_an_optimizer_on_the_host_gives_the_same_bits_as_one_beside_the_policy(s
     )
 
 
+@pytest.mark.parametrize(("dtype", "number_format"), [("bfloat16", "BF16"), ("float32", "F32")])
+def test_a_version_leaves_the_device_piece_by_piece_or_is_written_from_the_host_without_it(said, dtype, number_format):
+    beside, on_host = said["optimizer on the host"][dtype]["False"], said["optimizer on the host"][dtype]["True"]
+    assert beside["formats"] == on_host["formats"] == [number_format]
+    assert beside["published"] == on_host["published"], "masters are rounded as the policy is"
+    assert beside["num_syncs"] == beside["num_pieces"] > 30
+    assert on_host["num_syncs"] == 0
+
+
 def test_the_engine_draws_the_same_tokens_on_the_device(said):
     cpu, device = said["engine"]["cpu"], said["engine"]["npu"]
     assert device["tokens"] == cpu["tokens"]

@@ -25,7 +25,7 @@ from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, Gener
 from polyrhythm.tokenizer import Tokenizer
 from polyrhythm.types import Completion, Sampling
 from polyrhythm.weights.proof import ProofFailed, canary_columns, check_proof, required_probe
-from polyrhythm.weights.snapshot import Manifest, SnapshotError
+from polyrhythm.weights.snapshot import Manifest, SnapshotError, loading_deadline_s
 from polyrhythm.weights.store import WeightStore
 
 LOAD_DEADLINE_S = 600.0
@@ -191,7 +191,7 @@ class VllmEngine:
             "meeting": json.dumps([meeting.number, meeting.member, meeting.num_members, meeting.deadline_s]),
         }
         await self._post("/pause?mode=abort")
-        missed = await self._call_workers("polyrhythm_receive", arguments, "missed")
+        missed = await self._call_workers("polyrhythm_receive", arguments, "missed", manifest)
         try:
             if missed:
                 raise SnapshotError(missed)
@@ -223,7 +223,7 @@ class VllmEngine:
             "files": json.dumps(manifest.files),
             "table": json.dumps(_table(manifest, probe.seed if is_canary else None, is_received=folder == RECEIVED)),
         }
-        if refused := await self._call_workers("polyrhythm_load", arguments, "refused"):
+        if refused := await self._call_workers("polyrhythm_load", arguments, "refused", manifest):
             raise SnapshotError(f"weights v{version}: {refused}")
         self._num_loads += 1
         await self._post("/update_weight_version", {"new_version": self._label(version, is_canary)})
@@ -246,10 +246,11 @@ class VllmEngine:
                 )
             raise
 
-    async def _call_workers(self, method: str, arguments: dict[str, str], trouble: str) -> str:
+    async def _call_workers(self, method: str, arguments: dict[str, str], trouble: str, manifest: Manifest) -> str:
         """Call our extension in every worker of vLLM; what the first that has trouble says of it."""
-        call = {"method": method, "kwargs": arguments, "timeout": LOAD_DEADLINE_S}
-        answer = await self._client.post("/collective_rpc", call, deadline_s=LOAD_DEADLINE_S)
+        deadline_s = loading_deadline_s(LOAD_DEADLINE_S, manifest.num_bytes)
+        call = {"method": method, "kwargs": arguments, "timeout": deadline_s}
+        answer = await self._client.post("/collective_rpc", call, deadline_s=deadline_s)
         return next((worker[trouble] for worker in answer["results"] if trouble in worker), "")
 
     async def _complete(self, request: GenerateRequest, seed: int, version: int) -> Completion:

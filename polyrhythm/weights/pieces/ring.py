@@ -7,6 +7,7 @@ kept, because pinning takes longer than a copy.
 import logging
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Ring:
     def __init__(self, num_bytes: int):
         self._num_bytes = num_bytes
         self._buffers: list[Tensor] = []
-        self._users: list[list[Future[object]]] = [[] for _ in range(NUM_BUFFERS)]
+        self._users: list[list[Future[Any]]] = [[] for _ in range(NUM_BUFFERS)]
         self._turn = 0
 
     def copied(self, numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -40,7 +41,7 @@ class Ring:
         content.view(dtype).copy_(numbers)
         return content
 
-    def used_by(self, users: Iterable[Future[object]]) -> None:
+    def used_by(self, users: Iterable[Future[Any]]) -> None:
         """What was copied last must stay until these are done."""
         self._users[self._turn] = list(users)
 

@@ -83,9 +83,10 @@ def test_nobody_at_the_address_is_said():
 
 def test_an_engine_may_be_of_another_kind_than_those_of_the_run():
     of_run = EngineConfig(kind="vllm", python="/there/python", options={"enforce-eager": True}, max_batch=9)
-    run = Config(engine=of_run)
+    run = Config(engine=of_run, dtype="bfloat16")
     same = _engine_config(run, {"threads": 2, "python": "/here/python"})
-    assert (same.kind, same.python, same.options) == ("vllm", "/here/python", {"enforce-eager": True})
+    assert (same.kind, same.python) == ("vllm", "/here/python")
+    assert same.options == {"enforce-eager": True, "dtype": "bfloat16"}, "it computes in what weights come in"
     assert _engine_config(run, {"threads": 2}).python == "", "an interpreter is that of a machine"
     other = _engine_config(run, {"kind": "embedded", "threads": 2})
     assert (other.kind, other.options, other.max_batch, other.threads) == ("embedded", {}, 9, 2)

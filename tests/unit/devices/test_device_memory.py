@@ -10,6 +10,8 @@ from polyrhythm.devices.memory import (
     default_kv_tokens,
     engine_memory,
     in_words,
+    offloaded_memory,
+    snapshot_bytes,
     trainer_memory,
 )
 from polyrhythm.engine.embedded.model_runner import load_runner
@@ -28,6 +30,20 @@ def test_weights_and_cache_are_those_of_the_loaded_model(tmp_path):
     trainer = trainer_memory(load_config([], {"algorithm": {"kl_coef": 0.1}}), shape)
     assert trainer["weights"] == trainer["reference"] == 4 * shape.num_parameters
     assert trainer["moments"] == 2 * trainer["gradients"] == 8 * shape.num_parameters
+
+
+def test_in_bf16_weights_and_copies_take_half_and_masters_are_beside_them(tmp_path):
+    shape = ModelShape.of_folder(save_tiny_model(tmp_path))
+    half = {"dtype": "bfloat16", "algorithm": {"kl_coef": 0.1}}
+    config = load_config([], half)
+    trainer = trainer_memory(config, shape)
+    assert trainer["weights"] == trainer["reference"] == 2 * shape.num_parameters == snapshot_bytes(config, tmp_path)
+    assert trainer["masters"] == trainer["gradients"] == 4 * shape.num_parameters
+    offloading = load_config([], half | {"training": {"offload_optimizer": True}})
+    assert trainer_memory(offloading, shape) == trainer, "without a device there is nowhere to move it to"
+    on_device, on_host = trainer_memory(offloading, shape, on_device=True), offloaded_memory(offloading, shape)
+    assert "masters" not in on_device and "moments" not in on_device
+    assert on_host == {what: trainer[what] for what in ("masters", "moments", "gradients")}
 
 
 def test_activations_are_what_autograd_keeps(tmp_path, monkeypatch):

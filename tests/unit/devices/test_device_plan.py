@@ -18,8 +18,8 @@ SMALL, LARGE = 8 * 10**9, 80 * 10**9
 def machine(monkeypatch):
     """A machine with these devices."""
 
-    def make(kind: str = "cuda", num: int = 2, num_bytes: int = LARGE) -> None:
-        there = FoundDevices(kind, [Device("a card", num_bytes)] * num)
+    def make(kind: str = "cuda", num: int = 2, num_bytes: int = LARGE, has_bfloat16: bool = False) -> None:
+        there = FoundDevices(kind, [Device("a card", num_bytes)] * num, has_bfloat16=has_bfloat16)
         monkeypatch.setattr(found, "device_files", lambda: ["/dev/nvidia0"])
         monkeypatch.setattr(found, "look_in_another_process", lambda: there)
         for variable in plan.VISIBLE_VARIABLES.values():
@@ -29,7 +29,14 @@ def machine(monkeypatch):
 
 
 def config_of(num_ranks: int = 1, num_engines: int = 1, **keys):
-    return load_config([], {"training": {"num_ranks": num_ranks}, "cluster": {"num_engines": num_engines}, **keys})
+    return load_config(
+        [],
+        {
+            "training": {"num_ranks": num_ranks} | keys.pop("training", {}),
+            "cluster": {"num_engines": num_engines},
+            **keys,
+        },
+    )
 
 
 def test_ranks_take_the_first_devices_and_engines_the_others(machine):
@@ -96,6 +103,29 @@ def test_the_plan_says_what_runs_where_and_what_it_takes(machine, tmp_path):
     assert lines[1].startswith("  trainer takes at most ") and "reference" in lines[1]
     assert lines[2] == "cuda 1 (a card, 80.0 GB): engine-0"
     assert "cache" in lines[3]
+
+
+@pytest.mark.parametrize(
+    ("has_bfloat16", "wanted", "decided"),
+    [(False, "auto", "float32"), (True, "auto", "bfloat16"), (True, "float32", "float32")],
+)
+def test_the_number_format_is_decided_once_by_what_the_devices_have(machine, has_bfloat16, wanted, decided):
+    machine(has_bfloat16=has_bfloat16)
+    config = config_of(dtype=wanted)
+    assert plan_devices(config).decided(config).dtype == decided
+    on_cpu = config_of(dtype=wanted, device="cpu")
+    assert plan_devices(on_cpu).decided(on_cpu).dtype == "float32"
+
+
+def test_the_plan_knows_the_number_format_and_what_is_on_the_host(machine, tmp_path):
+    machine(num=1, has_bfloat16=True)
+    config = config_of(training={"offload_optimizer": True, "num_ranks": 1})
+    lines = describe_plan(plan_devices(config), config, save_tiny_model(tmp_path))
+    assert "masters" not in lines[1] and "moments" not in lines[1]
+    assert re.match(r"host: each trainer rank takes .*masters .*, moments .*, gradients", lines[-1])
+    config = config_of()
+    lines = describe_plan(plan_devices(config), config, tmp_path)
+    assert "masters" in lines[1] and "moments" in lines[1] and not lines[-1].startswith("host")
 
 
 def test_on_a_cpu_the_plan_is_one_line_about_the_memory_of_the_machine(tmp_path):

@@ -120,10 +120,9 @@ def test_a_model_that_does_not_fit_is_a_problem_with_its_fix(monkeypatch, tmp_pa
 
 
 def test_too_little_shared_memory_is_told_before_a_run(monkeypatch, tmp_path):
-    (enough,) = machine.check_shared_memory(save_tiny_model(tmp_path))
+    (enough,) = machine.check_shared_memory(load_config([], {"device": "cpu"}), save_tiny_model(tmp_path))
     assert enough.state == "ok"
-    monkeypatch.setattr(machine, "NUM_SNAPSHOTS", 10**9)
-    (little,) = machine.check_shared_memory(tmp_path)
+    (little,) = machine.check_shared_memory(load_config([], {"device": "cpu", "weights": {"keep": 10**9}}), tmp_path)
     assert little.state == "warning" and "--shm-size" in little.fix
 
 

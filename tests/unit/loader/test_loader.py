@@ -14,6 +14,12 @@ def config_for(num_groups: int, **flags):
     return load_config([], {"num_steps": 1, "rollout": rollout, **flags})
 
 
+def test_a_larger_model_may_take_longer_to_reach_the_engines():
+    config = config_for(4, weights={"load_deadline_s": 5.0})
+    small, large = (LoaderSettings.of(config, share_prompt=True, snapshot_bytes=size) for size in (0, 14 * 10**9))
+    assert large.load_deadline_s == pytest.approx(small.load_deadline_s + 280)
+
+
 def run_step(source: ScriptedSource, config) -> list[list[int]]:
     """Positions of the groups of each micro-batch; training is an event of the source's script."""
     batches = []

@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from polyrhythm.http import client
+from polyrhythm.weights import snapshot
 from polyrhythm.weights.download import DownloadingStore
 from polyrhythm.weights.export import whole
 from polyrhythm.weights.server import WeightServer
@@ -169,6 +170,31 @@ async def test_a_download_that_drips_is_given_up(tmp_path):
                 await asyncio.to_thread(store.load_into, {}, 7)
 
 
+async def test_a_version_in_several_files_is_downloaded_and_may_take_longer_the_larger_it_is(source, monkeypatch):
+    source.store.file_bytes = 1000
+    source.store.publish((whole(name, tensor) for name, tensor in TENSORS.items()), 7)
+    given: list[float] = []
+
+    def slowly(given_s: float, num_bytes: int) -> float:
+        given.append(num_bytes)
+        return given_s + 10.0
+
+    monkeypatch.setattr("polyrhythm.weights.download.loading_deadline_s", slowly)
+    loaded = await source.load(source.downloading_store())
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
+    names = ["manifest.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert source.asked == [f"/weights/7/{name}" for name in names]
+    assert given == [source.store.manifest(7).num_bytes]
+
+
+async def test_who_only_compares_downloads_the_manifest_alone(source):
+    exported = [whole(name, tensor) for name, tensor in TENSORS.items()]
+    await asyncio.to_thread(source.downloading_store().verify, exported, 7)
+    assert source.asked == ["/weights/7/manifest.json"]
+    with pytest.raises(SnapshotError, match="b of weights v7 is not what was published"):
+        await asyncio.to_thread(source.downloading_store().verify, [exported[0], whole("b", torch.zeros(3, 5))], 7)
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -195,7 +221,8 @@ async def test_nothing_but_the_two_files_of_a_version_is_served(source, path):
             assert "secret content" not in await reply.text()
 
 
-async def test_a_client_that_reads_too_slowly_is_cut_off(tmp_path):
+async def test_a_client_that_reads_too_slowly_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "SLOW_DISK_BYTES_PER_S", 64e9)
     store = WeightStore(tmp_path)
     store.publish([whole("a", torch.zeros(16_000_000))], 7)
     app = web.Application()

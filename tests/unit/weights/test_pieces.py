@@ -166,7 +166,8 @@ def test_a_large_tensor_is_written_in_several_pieces(store, monkeypatch):
 
 
 def test_a_larger_model_has_several_ordinary_files(tmp_path):
-    store = WeightStore(tmp_path, file_bytes=200)
+    store = WeightStore(tmp_path)
+    store.file_bytes = 200
     for version in range(4):  # the last one in recycled space
         folder = in_shares(store, version, 3)
     names = [f"model-0000{index}-of-00003.safetensors" for index in (1, 2, 3)]
