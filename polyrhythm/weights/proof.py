@@ -86,7 +86,7 @@ def negate_for_canary(weights: Mapping[str, Tensor], seed: int) -> None:
 
 
 def _negate(weights: Sequence[Rows], seed: int) -> None:
-    for name, shape, first_row, rows in weights:
+    for name, shape, first_row, rows, _ in weights:
         if rows.is_floating_point():
             first, num = canary_columns(seed, name, shape)
             if len(shape) == 1:  # its columns are its rows
