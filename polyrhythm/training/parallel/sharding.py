@@ -25,13 +25,13 @@ from polyrhythm.weights.export import Rows, whole
 
 
 def shard_model(model: PreTrainedModel, mesh: DeviceMesh, *, reshard: bool, offload: bool = False) -> None:
-    """Leave the rows of this rank. `reshard`: weights are whole only while their layer computes."""
+    """Leave the rows of this rank. `reshard`: weights are whole only while their layer computes; `offload`: rows are on the host."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(
             f'{type(model).__name__} has no layers that could be sharded one by one: use training.parallel="replicate"'
         )
-    policy = CPUOffloadPolicy() if offload and mesh.device_type != "cpu" else OffloadPolicy()
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if offload else OffloadPolicy()
     for module in (*layers, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
     for module in sharded_modules(model):  # the two hold for a module alone, not for those inside
