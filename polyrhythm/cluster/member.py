@@ -146,6 +146,11 @@ def joining_rank(
             f"this run goes on with what an optimizer remembers, which is in its folder {info.run_dir}: "
             "a rank must be able to read that, at the same path"
         )
+    if shared is None and config.training.is_sharded:
+        raise UserError(
+            f"with training.parallel={config.training.parallel!r} every rank writes its rows of weights and checkpoints: this "
+            f"one must have the run's folder {info.run_dir} and its weight store {info.store_root}, at the same paths"
+        )
     os.environ.update(process_environment(num_threads or num_cores()) | own_device(config.device, environment))
     from polyrhythm.training.parallel.meeting import (
         ConductorLine,
@@ -163,8 +168,8 @@ def joining_rank(
         )
         print(f"{name} joins the run at {url}", flush=True)
         store_root, deadline_s = Path(info.store_root), config.weights.load_deadline_s
-        if name == names[0]:
-            assert shared is not None, "the conductor gives this rank only to who has the folder"
+        if name == names[0] or config.training.is_sharded:
+            assert shared is not None, "the conductor gives the first rank only to who has the folder"
             store = WeightStore(store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         else:
             store = DownloadingStore(

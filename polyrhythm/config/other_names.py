@@ -177,6 +177,7 @@ PACKED = (
 LOGGED = "every step is logged: to metrics.jsonl in the run folder, and to observe.loggers"
 ONCE = "a step's rollouts are trained on once; training.updates_per_step divides them among several updates"
 ON_POLICY = "engines generate with the policy that is trained, so there is nothing to correct"
+SHARDED = 'training.parallel = "shard_state" or "shard", with training.num_ranks (docs/ranks.md)'
 CRITIC = "rewards are compared within a group, so there is no critic"
 NO_VALIDATION = "there is no evaluation during a run yet"
 
@@ -215,8 +216,8 @@ NOT_HERE = {
     "fp16": "training is in float32 or bfloat16: see dtype",
     "use_peft": "all weights are trained",
     "peft_config": "all weights are trained",
-    "deepspeed": "ranks hold the whole model each (training.num_ranks)",
-    "zero_stage": "ranks hold the whole model each (training.num_ranks)",
+    "deepspeed": SHARDED,
+    "zero_stage": SHARDED,
     "entropy_coeff": "the objective has no entropy term",
     "entropy_coef": "the objective has no entropy term",
     "entropy_loss_coef": "the objective has no entropy term",
@@ -240,7 +241,7 @@ NOT_HERE_BY_BEGINNING = {
     "vllm": 'options of vLLM itself go into the table engine.options, with engine.kind = "vllm" (docs/vllm.md)',
     "critic": CRITIC,
     "lora": "all weights are trained",
-    "fsdp": "ranks hold the whole model each (training.num_ranks)",
+    "fsdp": SHARDED,
 }
 
 

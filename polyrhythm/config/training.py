@@ -113,6 +113,11 @@ class TrainingConfig(Section):
             )
 
     @property
+    def is_sharded(self) -> bool:
+        """No rank holds all that an update changes."""
+        return self.parallel != "replicate" and self.num_ranks > 1
+
+    @property
     def num_replicas(self) -> int:
         """Copies of the policy that take groups, each at its own pace."""
         return (

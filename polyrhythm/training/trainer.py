@@ -138,7 +138,7 @@ class Trainer:
     def metrics(self) -> dict[str, float]:
         """Of the step so far, over all replicas."""
         sums, waits = self.replica.gather(self.sums), self.replica.gather(self.recorder.seconds(Activity.WAIT))
-        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if self.replica.num > 1 else {}
+        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if len(sums) > 1 else {}
         return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **balance}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:

@@ -37,7 +37,7 @@ class Scores:
 
 def score(model: PreTrainedModel, layout: Layout, *, temperature: float = 1.0) -> Scores:
     """Scores a row with a model that `prepare_model` has seen. Wrap in `torch.no_grad()` to score without a graph."""
-    if _recurrent_layers(model):
+    if recurrent_layers(model):
         # A state would flow from one sequence into the next one of the row: each gets a forward pass of its own.
         pieces = [
             _hidden_states(model, layout, _span_of(block), AttentionPlan([_moved_to_zero(block)]))
@@ -108,7 +108,7 @@ def reasons_against_sharing(model: PreTrainedModel) -> list[str]:
     reasons: list[str] = []
     if dropout := getattr(config, "attention_dropout", 0.0):
         reasons.append(f"attention_dropout={dropout} (set it to 0 in the model's configuration)")
-    if recurrent := _recurrent_layers(model):
+    if recurrent := recurrent_layers(model):
         reasons.append(f"layers of type {', '.join(recurrent)} carry a state along the row")
     return reasons
 
@@ -135,7 +135,8 @@ def _layer_types(model: PreTrainedModel) -> list[str]:
     return list(declared) if declared else ["full_attention"] * config.num_hidden_layers
 
 
-def _recurrent_layers(model: PreTrainedModel) -> list[str]:
+def recurrent_layers(model: PreTrainedModel) -> list[str]:
+    """Kinds of layers that carry a state from token to token."""
     return sorted(set(_layer_types(model)) - ATTENTION_LAYERS)
 
 

@@ -48,11 +48,17 @@ def join_ranks(
     bind_to_route(url)
     try:
         store = ConductorStore(line, membership.epoch, deadline)
-        backend = dist.get_default_backend_for_device(device)
+        backend = _backends(device)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num, timeout=deadline)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"{name}, rank {rank} of {num}, could not connect to the others: {error}") from None
     return kind(rank, num, device)
+
+
+def _backends(device: torch.device) -> str:
+    """Of the device, and of the host: what is offloaded there is reduced there."""
+    own = dist.get_default_backend_for_device(device)
+    return own if device.type == "cpu" else f"cpu:gloo,{device.type}:{own}"
 
 
 def leave_ranks() -> None:

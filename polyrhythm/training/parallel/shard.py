@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from polyrhythm.errors import UserError
+from polyrhythm.training.packing.scoring import recurrent_layers
 from polyrhythm.training.parallel.channel import Channel, add_up, aside
 from polyrhythm.training.parallel.sharding import held_rows, let_go, shard_model
 from polyrhythm.training.policy.tri_model import TriModel
@@ -57,6 +59,11 @@ class Shard:
         return self.index == 0
 
     def hold(self, models: TriModel) -> None:
+        if recurrent := recurrent_layers(models.policy):
+            raise UserError(
+                f'training.parallel="shard" does not go with layers of type {", ".join(recurrent)}: each sequence is a pass of '
+                'its own, and shards make the same number of passes; use "shard_state" or "replicate"'
+            )
         self._policy = models.policy
         for model in models.all():
             shard_model(model, self._mesh, reshard=True, offload=self._offload)

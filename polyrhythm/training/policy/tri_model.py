@@ -36,7 +36,8 @@ class TriModel:
         self.temperature = temperature
         self.policy = policy
         self.shares_prompts = prepare_model(policy, training.share_prompt)
-        self.masters = split_masters(policy, dtype, training.offload_optimizer)  # after the probe, which is in fp32
+        on_host = training.offload_optimizer and not training.is_sharded  # the rows of a shard go there by themselves
+        self.masters = split_masters(policy, dtype, on_host)  # after the probe, which is in fp32
         policy.eval()  # dropout would make the same tokens cost differently in two passes
         # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
         self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None

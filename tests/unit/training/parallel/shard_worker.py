@@ -13,21 +13,29 @@ from pathlib import Path
 import msgspec
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from polyrhythm.config import Config, load_config
 from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.messages import GroupsReply
+from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.ranks import leave_ranks
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.parallel.shard import Shard
 from polyrhythm.training.parallel.shard_state import ShardedState
 from polyrhythm.training.parallel.sharding import sharded_modules
+from polyrhythm.training.publication import Publication
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import Group
+from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.proof import check_proof, negate_for_canary, required_probe
+from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
+from tests.publishing import own_logprobs
+from tests.tiny_model import save_tiny_model
 
 NUM_STEPS, NUM_GROUPS = 3, 13
 SHARES = (0, 0, 0, 1, 0, 0, 2, 0, 0, 1, 0, 0, 0)
@@ -35,12 +43,14 @@ SHARES = (0, 0, 0, 1, 0, 0, 2, 0, 0, 1, 0, 0, 0)
 MODES = {2: ("replicate", "shard_state", "shard"), 4: ("replicate", "shard_state", "shard", "hsdp")}
 CASES = {
     "plain": {"training": {"tokens_per_micro_batch": 40}},  # groups of several rows, and rounds of one and of many
-    "kl": {"algorithm": {"kl_coef": 0.1}},
-    "k1": {"algorithm": {"kl_coef": 0.1, "kl_estimator": "k1"}},
-    "checkpointing": {"training": {"gradient_checkpointing": True}, "algorithm": {"kl_coef": 0.1}},
-    "untied": {"model": "qwen2"},
+    "kl and checkpointing": {"algorithm": {"kl_coef": 0.1}, "training": {"gradient_checkpointing": True}},
     "two updates": {"training": {"updates_per_step": 2, "learning_rate": 1e-4}, "algorithm": {"kl_coef": 0.1}},
+    "kl in the reward": {"algorithm": {"kl_coef": 0.1, "kl_estimator": "k1"}},
+    "untied": {"model": "qwen2"},
 }
+OF_FOUR = ("plain", "kl and checkpointing", "two updates")
+"""Four processes are twice as slow on two cores."""
+OFFLOADED = "offloaded"
 PLANTED = "a layer that takes the mean"
 
 
@@ -141,22 +151,90 @@ def replicas(rank: int, num: int) -> dict[str, Replica]:
     return made | ({"hsdp": Shard(rank, num, device, ranks_per_replica=2)} if num == 4 else {})
 
 
+def kept_by(ours: Trained, by: str, folder: Path, made: dict[str, Replica]) -> dict[str, bool]:
+    """A checkpoint and a publication of trained weights, read by whoever holds other rows of them."""
+    root, trainer = folder / by.replace("/", " "), ours.trainer
+    checkpoints = Checkpoints(root / "checkpoints", trainer)
+    checkpoints.begin(0, root / "none")
+    checkpoints.save_if_due(20)
+    checkpoints.save_last(20)
+    publication = Publication(WeightStore(root / "weights"), trainer)
+    publication.publish(NUM_STEPS)
+    dist.barrier()
+    publication.verify(NUM_STEPS)
+    said = {f"{by} publishes": is_published(publication, ours)}
+    if not trainer.replica.writes_rows:
+        said[f"{by} finds a bit that differs"] = finds_a_bit(publication, trainer)
+    if trainer.replica.is_writer:
+        said[f"{by} saves a model"] = is_saved(publication, ours, root)
+    for mode, replica in made.items():
+        other = Trainer(trainer.config, build_tiny_model("llama", seed=1), replica=replica)
+        Checkpoints(root / "checkpoints", other).load(20)
+        said[f"{by}, read by {mode}"] = state_of(other, whole) == state_of(trainer, whole)
+        dist.barrier()
+    return said
+
+
+def state_of(trainer: Trainer, form) -> dict[str, object]:
+    parameters = dict(zip(trainer.optimizer.names.values(), trainer.optimizer.parameters, strict=True))
+    tensors = {**parameters, **trainer.optimizer.state()}
+    return {name: form(tensor).tolist() for name, tensor in tensors.items()} | {"n": trainer.optimizer.num_updates}
+
+
+def is_published(publication: Publication, ours: Trained) -> bool:
+    """Its weights are those of the ranks, bit for bit, and they compute what the probe says."""
+    model = build_tiny_model("llama", seed=1)
+    manifest = publication.store.load_into(named_weights(model), NUM_STEPS)
+    check_proof(
+        NUM_STEPS, required_probe(manifest), own_logprobs(model, manifest.probe.sequences), "float32", is_canary=False
+    )
+    negate_for_canary(named_weights(model), NUM_STEPS)
+    check_proof(NUM_STEPS, manifest.probe, own_logprobs(model, manifest.probe.sequences), "float32", is_canary=True)
+    negate_for_canary(named_weights(model), NUM_STEPS)
+    return all(torch.equal(ours.after[name], tensor) for name, tensor in model.named_parameters())
+
+
+@torch.no_grad()
+def finds_a_bit(publication: Publication, trainer: Trainer) -> bool:
+    *_, tensor = named_weights(trainer.policy).items()
+    number = trainer.replica.rows_of(*tensor).rows.view(-1)[:1]
+    before = number.clone()
+    number.copy_(torch.nextafter(number, torch.tensor(9.0)))
+    try:
+        publication.verify(NUM_STEPS)
+    except SnapshotError:
+        return True
+    finally:
+        number.copy_(before)
+    return False
+
+
+def is_saved(publication: Publication, ours: Trained, root: Path) -> bool:
+    model_dir = save_tiny_model(root / "like")
+    publication.save_model(NUM_STEPS, model_dir, root / "model")
+    tensors = load_file(root / "model" / "model.safetensors")
+    return all(torch.equal(ours.after[name], tensor) for name, tensor in tensors.items()) and len(tensors) == len(
+        ours.after
+    )
+
+
 def main(rank: int, num: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(str(folder / "meeting"), num)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num, timeout=timedelta(seconds=120))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num, timeout=timedelta(seconds=600))
     made = replicas(rank, num)
-    said = {}
-    for case, flags in CASES.items():
-        alone = Trained(flags, WholeReplica())
+    said: dict = {"kept": {}}
+    for case in CASES if num == 2 else OF_FOUR:
+        alone = Trained(CASES[case], WholeReplica())
         for mode, replica in made.items():
-            said[f"{mode}/{case}"] = compared(Trained(flags, replica), alone)
-    offloaded = Shard(rank, num, torch.device("cpu"), offload=True)
-    said["offloaded"] = compared(Trained(CASES["kl"], offloaded), Trained(CASES["kl"], WholeReplica()))
-    said[PLANTED] = compared(
-        Trained(CASES["plain"], made["shard"], planted=True), Trained(CASES["plain"], WholeReplica())
-    )
+            ours = Trained(CASES[case], replica)
+            said[f"{mode}/{case}"] = compared(ours, alone)
+            if case == "plain":
+                said["kept"] |= kept_by(ours, mode, folder, made)
+        if case == "plain":
+            said[PLANTED] = compared(Trained(CASES[case], made["shard"], planted=True), alone)
+            said[OFFLOADED] = compared(Trained(CASES[case], Shard(rank, num, torch.device("cpu"), offload=True)), alone)
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
     leave_ranks()
 
