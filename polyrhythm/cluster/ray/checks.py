@@ -59,9 +59,7 @@ def check_ray(config: Config) -> list[str]:
         where, nodes = OWN, [own_node()]
     placed = plan_placement(wishes_of(config), nodes, where, config.cluster.placement == "spread")
     needs = {name: in_words(needs_of(name.split("-")[0], config)) for name in placed}
-    first = (
-        where if config.cluster.address else "a cluster of its own on this machine, with a token, until the run ends"
-    )
+    first = where if config.cluster.address else "a cluster of its own on loopback, with a token, until the run ends"
     return [f"Ray: {first}", *(f"  {name} ({needs[name]}) fits on {node}" for name, node in placed.items())]
 
 

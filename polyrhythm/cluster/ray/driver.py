@@ -1,9 +1,9 @@
 """The one process that speaks with Ray, and the only import of it: `python -m polyrhythm.cluster.ray.driver`.
 
 It is a process of its own because Ray's library ends the process that it is in when the head of the cluster is gone, and waits
-without a deadline before that. `look ADDRESS` tells what the cluster has. `serve RUN ADDRESS NODE` does what the launcher
-writes to standard input, line by line, and tells on standard output what becomes of the processes; it ends when its standard
-input does, and Ray ends its actors then.
+without a deadline before that. `look ADDRESS` tells what the cluster has. `head OPTIONS` is `ray start` on loopback. `serve RUN
+ADDRESS NODE` does what the launcher writes to standard input, line by line, and tells on standard output what becomes of the
+processes; it ends when its standard input does, and Ray ends its actors then.
 """
 
 import contextlib
@@ -20,7 +20,9 @@ from typing import Any
 
 import ray
 from ray import exceptions
+from ray._private import services
 
+from polyrhythm.cluster.member import LOOPBACK
 from polyrhythm.cluster.ray.command import CONDUCTOR, HOST
 from polyrhythm.cluster.ray.node_process import NodeProcess
 from polyrhythm.cluster.ray.placement import in_words, needs_of
@@ -50,14 +52,33 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "look":
         Events().tell(look(arguments[1]))
         return 0
+    if arguments[0] == "head":
+        return start_on_loopback(arguments[1:])
     events = Events()
     run_dir, address, node = arguments[1:]
+    if node == LOOPBACK:
+        keep_loopback()
     ray.init(
         address=address, namespace="polyrhythm", _node_ip_address=node, log_to_driver=False, logging_level=logging.ERROR,
         configure_logging=False,
     )  # fmt: skip
     serve(RunFolder(Path(run_dir)), events)
     os._exit(0)  # whatever Ray's threads are waiting for: the cluster notices, and ends the actors
+
+
+def start_on_loopback(options: list[str]) -> int:
+    """`ray start` for this machine alone."""
+    from ray.scripts import scripts
+
+    keep_loopback()
+    sys.argv = ["ray", "start", f"--node-ip-address={LOOPBACK}", *options]
+    scripts.main()
+    return 0
+
+
+def keep_loopback() -> None:
+    """Ray puts the machine's own address in the place of 127.0.0.1. Left alone, it listens on loopback and nowhere else."""
+    services.resolve_ip_for_localhost = lambda host: host
 
 
 def look(address: str) -> dict[str, Any]:

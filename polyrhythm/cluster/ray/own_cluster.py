@@ -1,4 +1,4 @@
-"""A Ray cluster of one node on this machine, for one run: with a token of its own, and gone when the run is."""
+"""A Ray cluster of one node on this machine, for one run: on loopback, with a token of its own, and gone when the run is."""
 
 import os
 import secrets
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from polyrhythm.cluster.ray.checks import Cluster, look, own_node
 from polyrhythm.cluster.ray.placement import Node
+from polyrhythm.cluster.standalone import is_loopback
 from polyrhythm.errors import RunError
 
 START_DEADLINE_S = 120.0
@@ -76,19 +77,26 @@ class OwnCluster:
                 is_there = connection.connect_ex((host, int(port))) == 0
             nodes = look(address, environment).get("nodes") if is_there else None
             if nodes:
-                return Cluster(address, environment, [Node(**node) for node in nodes])
+                return _on_loopback(Cluster(address, environment, [Node(**node) for node in nodes]))
             time.sleep(LOOK_AGAIN_S)
         raise RunError(f"Ray did not start within {START_DEADLINE_S:g} s (log: {self._log})")
+
+
+def _on_loopback(cluster: Cluster) -> Cluster:
+    """Another release of Ray may listen elsewhere again: then there is no run."""
+    if outside := [node.address for node in cluster.nodes if not is_loopback(node.address)]:
+        raise RunError(f"Ray took {outside[0]} for a cluster that must stay on loopback: is it another release?")
+    return cluster
 
 
 def _head_command(port: int, folder: Path, node: Node) -> list[str]:
     first = _free_port()
     return [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats",
+        sys.executable, "-m", "polyrhythm.cluster.ray.driver", "head", "--head", "--block", "--disable-usage-stats",
         f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false",
         f"--object-store-memory={OBJECT_STORE_BYTES}", f"--num-cpus={node.total['CPU']:g}",
         f"--num-gpus={node.total.get('GPU', 0):g}",
-        f"--min-worker-port={first}", f"--max-worker-port={first + WORKER_PORTS}",
+        f"--ray-client-server-port={_free_port()}", f"--min-worker-port={first}", f"--max-worker-port={first + WORKER_PORTS}",
     ]  # fmt: skip
 
 
