@@ -1,5 +1,6 @@
 """Runs on a Ray cluster of two nodes: what is refused, what listens where, and what a node that dies changes. Nothing."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -10,15 +11,16 @@ import psutil
 import pytest
 
 from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.standalone import is_loopback
 from polyrhythm.observe.status import RunStatus
 from tests.integration.conftest import ROOT, Cli, fill_work_dir
 from tests.ray_cluster import HEAD_ADDRESS, OTHER_ADDRESS, RayCluster
 
 REFUSAL_DEADLINE_S = 10.0
-ENGINES = ("engine-0", "engine-1")
+ENGINES, RANKS = ("engine-0", "engine-1"), ("trainer-0", "trainer-1")
 FLAGS = {
     "order": "problem", "num_steps": 12, "cluster__num_engines": 2, "engine__threads": 1, "training__threads": 1,
-    "rollout__max_tokens": 64, "rollout__groups_per_step": 8,
+    "rollout__max_tokens": 64, "rollout__groups_per_step": 8, "training__num_ranks": 2,
 }  # fmt: skip
 HOLDS_ENGINES = f"""
 import ray, time
@@ -114,12 +116,13 @@ def test_missing_resources_are_one_line_that_says_what_there_is(cli, cluster):
 def test_engines_of_a_node_that_is_killed_are_replaced_on_the_other_and_the_weights_are_the_same(
     cli, start, cluster, head_is_taken, undisturbed
 ):
-    flags = FLAGS | {"engine__resources": '{"engines": 1}'}
+    flags = FLAGS | {"engine__resources": '{"engines": 1}', "training__resources": '{"ranks": 1}'}
     running = start(cli.arguments(**cluster.flags(), **flags))
     run_dir = cli.wait_for_steps(1)
     cli.wait_for(lambda: all(map(RunFolder(run_dir).url, ENGINES)), "the announcement of each engine")
     placed = (run_dir / "logs" / "ray.log").read_text()
     assert all(f"{name} runs on node {OTHER_ADDRESS}" in placed for name in ENGINES), placed
+    assert all(f"{name} runs on node {HEAD_ADDRESS}" in placed for name in RANKS), placed
     assert_only_loopback(run_dir, running.pid)
     head_is_taken()
     in_the_middle_of_a_step(cli, run_dir)
@@ -146,13 +149,42 @@ def in_the_middle_of_a_step(cli: Cli, run_dir: Path) -> None:
 
 def assert_only_loopback(run_dir: Path, supervisor: int) -> None:
     """Nothing of ours listens where another machine could reach it; the driver has a port of Ray's, which asks for the token."""
-    ours = [psutil.Process(RunFolder(run_dir).pid(name)) for name in ("conductor", *ENGINES)]
-    ours += [psutil.Process(supervisor), *psutil.Process(supervisor).children(recursive=True)]
+    conductor = RunFolder(run_dir).url("conductor")
+    placed = [process for process in psutil.process_iter(["cmdline"]) if conductor in (process.info["cmdline"] or [])]
+    assert len(placed) == len(ENGINES) + len(RANKS)
+    ours = [*placed, psutil.Process(supervisor), *psutil.Process(supervisor).children(recursive=True)]
     listening = [(process, address) for process in ours for address in addresses_listened_at(process)]
-    assert len(listening) >= 3
-    outside = [process.cmdline() for process, address in listening if not address.startswith("127.")]
+    assert len(listening) >= 1 + len(ENGINES)
+    outside = [process.cmdline() for process, address in listening if not is_loopback(address)]
     assert [command[1:4] for command in outside] == [["-m", "polyrhythm.cluster.ray.driver", "serve"]], outside
 
 
 def addresses_listened_at(process: psutil.Process) -> list[str]:
-    return [socket.laddr.ip for socket in process.net_connections("inet") if socket.status == psutil.CONN_LISTEN]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        sockets = process.net_connections("inet")
+        return [socket.laddr.ip.removeprefix("::ffff:") for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    return []
+
+
+def test_a_cluster_of_our_own_is_on_loopback_and_ends_with_the_run_however_it_ends(cli, start):
+    running = start(cli.arguments(cluster__kind="ray", engine__threads=1, training__threads=1, num_steps=100_000))
+    cli.wait_for_steps(1)
+    processes = psutil.Process(running.pid).children(recursive=True)
+    names = {process.name() for process in processes}
+    assert {"gcs_server", "raylet"} <= names, names
+    outside = [process.cmdline() for process in processes if not all(map(is_loopback, addresses_listened_at(process)))]
+    assert not outside
+    (folder,) = {part for process in processes for part in process.cmdline() if is_folder_of_ray(part)}
+    running.kill()
+    cli.wait_for(lambda: not any(map(is_alive, processes)), "the end of every process")
+    cli.wait_for(lambda: not Path(folder).exists(), "the removal of Ray's folder")
+
+
+def is_folder_of_ray(part: str) -> bool:
+    return Path(part).name.startswith("polyrhythm-ray-") and Path(part).is_dir()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -16,12 +16,9 @@ def joining_command(command: Sequence[str], folder: RunFolder, config: Config) -
     if arguments[-2:] != ["--run", str(folder.path)]:
         return list(command)
     joining = [PYTHON, *arguments[:-2], "--join", CONDUCTOR, "--token-file", TOKEN_FILE]
+    section = config.engine if "engine" in arguments else config.training
+    joining += ["--threads", str(section.threads or int(section.resources.get("CPU", 0)))]  # 0: all cores of the node
     if "engine" in arguments:
-        joining += ["--host", HOST, "--threads", str(_num_threads(config))]
+        joining += ["--host", HOST]
         joining += ["--python", config.engine.python] if config.engine.python else []
     return joining
-
-
-def _num_threads(config: Config) -> int:
-    """As many as the engine has cores of its own; 0 is all cores of the node."""
-    return config.engine.threads or int(config.engine.resources.get("CPU", 0))

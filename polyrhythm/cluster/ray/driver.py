@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray import exceptions
 from ray._private import services
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polyrhythm.cluster.member import LOOPBACK
 from polyrhythm.cluster.ray.command import CONDUCTOR, HOST
@@ -184,10 +185,16 @@ class Placed:
         options = {
             "num_cpus": resources.pop("CPU", 0), "num_gpus": resources.pop("GPU", 0),
             "memory": resources.pop("memory", None), "resources": resources, "max_restarts": 0, "max_concurrency": 8,
-            "scheduling_strategy": "SPREAD" if self._config.cluster.placement == "spread" else "DEFAULT",
+            "scheduling_strategy": self._strategy(),
         }  # fmt: skip
         self._actor = Actor.options(**options).remote()
         return answer(self._actor.place.remote(), PLACE_DEADLINE_S)
+
+    def _strategy(self) -> Any:
+        """The first rank writes into the run's folder: it is on the node of this machine if there is room."""
+        if self._name == self._config.training.rank_names[0]:
+            return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        return "SPREAD" if self._config.cluster.placement == "spread" else "DEFAULT"
 
     def _start(self, address: str, accelerators: dict[str, list[str]]) -> int:
         request, parts = self._request, self._request["command"]

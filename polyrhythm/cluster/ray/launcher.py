@@ -1,4 +1,4 @@
-"""The launcher of `cluster.kind = "ray"`: Ray places engines; conductor and ranks are processes of this machine."""
+"""The launcher of `cluster.kind = "ray"`: Ray places engines and ranks, the conductor is a process of this machine."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class RayLauncher:
         self._driver: Driver | None = None
 
     def start(self, spec: ProcessSpec) -> RunProcess:
-        if spec.role != "engine":
+        if spec.role == "conductor":
             return self._here.start(spec)
         if self._driver is None:
             self._driver = self._start_driver()

@@ -41,7 +41,11 @@ class _Room:
 def wishes_of(config: Config) -> list[Wish]:
     """What Ray will be asked to place when the run begins."""
     engines = [f"engine-{index}" for index in range(config.cluster.num_engines)]
-    return [Wish(name, "engine.resources", needs_of("engine", config)) for name in engines]
+    ranks = config.training.rank_names[: config.training.num_ranks_here]
+    return [
+        *(Wish(name, "engine.resources", needs_of("engine", config)) for name in engines),
+        *(Wish(name, "training.resources", needs_of("trainer", config)) for name in ranks),
+    ]
 
 
 def needs_of(role: str, config: Config) -> Resources:

@@ -79,7 +79,11 @@ def test_a_run_must_be_started_on_a_node(head, saying):
 
 def test_the_placement_is_told_line_by_line(head, saying):
     saying(nodes=[HERE])
-    assert check_ray(config_of(head)) == [f"Ray: the Ray cluster at {head}", "  engine-0 (CPU 1) fits on 127.0.0.1"]
+    assert check_ray(config_of(head)) == [
+        f"Ray: the Ray cluster at {head}",
+        "  engine-0 (CPU 1) fits on 127.0.0.1",
+        "  trainer (CPU 1) fits on 127.0.0.1",
+    ]
 
 
 def test_a_device_must_be_asked_for():

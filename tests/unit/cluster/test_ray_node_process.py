@@ -89,6 +89,6 @@ def test_an_engine_elsewhere_joins_instead_of_opening_the_folder(tmp_path):
     command = ["/here/python", "-m", "polyrhythm", "engine", "--name", "engine-0", "--run", str(tmp_path)]
     assert joining_command(command, folder, config) == [
         PYTHON, "-m", "polyrhythm", "engine", "--name", "engine-0", "--join", CONDUCTOR, "--token-file", TOKEN_FILE,
-        "--host", HOST, "--threads", "4",
+        "--threads", "4", "--host", HOST,
     ]  # fmt: skip
     assert joining_command(["sleep", "1"], folder, config) == ["sleep", "1"]

@@ -46,7 +46,10 @@ def test_a_cluster_without_nodes_has_room_for_nobody():
 
 
 def test_a_process_without_wishes_asks_for_a_core():
-    assert wishes_of(Config())[0] == Wish("engine-0", "engine.resources", {"CPU": 1.0})
+    assert wishes_of(Config()) == [
+        Wish("engine-0", "engine.resources", {"CPU": 1.0}),
+        Wish("trainer", "training.resources", {"CPU": 1.0}),
+    ]
 
 
 def test_resources_are_told_in_words_without_those_of_ray_itself():
