@@ -32,6 +32,11 @@ BENCHMARKS = {
         "The embedded engine against transformers `generate`, vLLM on CPU (if its environment is there) and the decoding roofline",
         "{over_hf_generate:.1f} × `generate`; {of_roofline:.0%} of the roofline; {tokens_per_s[ours]:.0f} tokens/s",
     ),
+    "weights.py": Benchmark(
+        "Publication of new weights and their load, as multiples of a memory copy of the same bytes",
+        "publication {over_a_copy[publication]:.1f} ×; load by the embedded engine {over_a_copy[embedded_snapshot]:.1f} ×, by vLLM "
+        "(if its environment is there) from the snapshot {over_a_copy[vllm_snapshot]} ×, by broadcast {over_a_copy[vllm_broadcast]} ×",
+    ),
     "kernels.py": Benchmark("Each kernel on and off", "{summary}"),
     "shared_prompt.py": Benchmark(
         "Forward and backward with shared prompts against well-packed unshared ones",

@@ -18,8 +18,8 @@ from polyrhythm.training.parallel.meeting import ConductorLine, ConductorStore, 
 from polyrhythm.weights.store import WeightStore
 
 PATH = "/weights/rendezvous"
-PIECE_BYTES = 2**26
-"""Receivers divide tensors in the same way."""
+PIECE_BYTES = 2**25
+"""Receivers divide a version in the same way."""
 ROLE_TICK_S = 1.0
 MEET_SHARE = 0.5
 """Of the deadline; the rest is for the weights themselves."""

@@ -172,17 +172,26 @@ class WeightStore:
         return read_manifest(self.local_folder(version).parent, version)
 
     def contents(self, version: int, piece_bytes: int) -> Iterator[torch.Tensor]:
-        """The bytes of all tensors in the manifest's order, in pieces that end with their tensor; each is there until the next."""
+        """The bytes of all tensors, one after the other in the manifest's order, in pieces of this size; the last is shorter.
+
+        A piece is there until the next.
+        """
         folder = self.local_folder(version)
         manifest = read_manifest(folder.parent, version)
-        longest = max((entry.num_bytes for entry in manifest.tensors.values()), default=0)
-        space = torch.empty(min(piece_bytes, longest), dtype=torch.uint8)
+        space, filled = torch.empty(piece_bytes, dtype=torch.uint8), 0
         with SnapshotReader(folder, manifest) as reader:
             for entry in manifest.tensors.values():
-                for offset in range(0, entry.num_bytes, piece_bytes):
-                    piece = space[: min(piece_bytes, entry.num_bytes - offset)]
-                    reader.read(entry, offset, memoryview(piece.numpy()))  # pyright: ignore
-                    yield piece
+                offset = 0
+                while offset < entry.num_bytes:
+                    num_bytes = min(entry.num_bytes - offset, piece_bytes - filled)
+                    chunk = memoryview(space.numpy())[filled : filled + num_bytes]  # pyright: ignore
+                    reader.read(entry, offset, chunk)
+                    offset, filled = offset + num_bytes, filled + num_bytes
+                    if filled == piece_bytes:
+                        yield space
+                        filled = 0
+        if filled:
+            yield space[:filled]
 
     @contextmanager
     def _refusing_damage(self, version: int) -> Iterator[None]:

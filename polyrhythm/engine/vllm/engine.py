@@ -185,7 +185,7 @@ class VllmEngine:
         """Load and prove what a broadcast brings. False, with nothing loaded, if it does not bring what was published."""
         meeting = invitation.meeting
         arguments = {
-            "sizes": json.dumps([entry.num_bytes for entry in manifest.tensors.values()]),
+            "num_bytes": str(sum(entry.num_bytes for entry in manifest.tensors.values())),
             "url": invitation.url,
             "credential": invitation.credential,
             "meeting": json.dumps([meeting.number, meeting.member, meeting.num_members, meeting.deadline_s]),

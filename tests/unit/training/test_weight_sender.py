@@ -16,7 +16,7 @@ from polyrhythm.weights.store import WeightStore
 from tests.meeting_place import CREDENTIAL, DEADLINE_S, meeting_place
 
 SENT = {"a": torch.arange(200_000, dtype=torch.float32).reshape(400, 500), "b": torch.arange(7, dtype=torch.int64)}
-SIZES = [tensor.nbytes for tensor in SENT.values()]
+NUM_BYTES = sum(tensor.nbytes for tensor in SENT.values())
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def meeting(num_members: int, deadline_s: float = DEADLINE_S) -> Meeting:
 
 def receiving(sender: WeightSender, member: int, num_members: int, outcomes: dict) -> threading.Thread:
     def receive() -> None:
-        content = mmap.mmap(-1, sum(SIZES))
+        content = mmap.mmap(-1, NUM_BYTES)
         url = sender._line.url
-        polyrhythm_meeting.receive(content, SIZES, url, CREDENTIAL, 2, member, num_members, DEADLINE_S)
+        polyrhythm_meeting.receive(content, url, CREDENTIAL, 2, member, num_members, DEADLINE_S)
         outcomes[member] = bytes(content)
 
     thread = threading.Thread(target=receive)
@@ -69,8 +69,8 @@ def test_a_receiver_that_does_not_come_is_waited_for_until_the_deadline_and_said
 
 
 def test_a_receiver_without_a_sender_gives_up_too(sender):
-    content = mmap.mmap(-1, sum(SIZES))
+    content = mmap.mmap(-1, NUM_BYTES)
     with pytest.raises((RuntimeError, OSError, ValueError)):
-        polyrhythm_meeting.receive(content, SIZES, sender._line.url, CREDENTIAL, 2, 1, 2, 0.5)
+        polyrhythm_meeting.receive(content, sender._line.url, CREDENTIAL, 2, 1, 2, 0.5)
     with pytest.raises((RuntimeError, OSError, ValueError), match=r"401|403"):
-        polyrhythm_meeting.receive(content, SIZES, sender._line.url, "wrong", 2, 1, 2, 5.0)
+        polyrhythm_meeting.receive(content, sender._line.url, "wrong", 2, 1, 2, 5.0)

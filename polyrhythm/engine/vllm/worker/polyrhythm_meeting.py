@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 PATH = "/weights/rendezvous"
-PIECE_BYTES = 2**26
+PIECE_BYTES = 2**25
 LONG_POLL_S = 10.0
 GRACE_S = 10.0
 MEET_SHARE = 0.5
@@ -21,10 +21,10 @@ MEET_SHARE = 0.5
 
 
 def receive(
-    content: mmap.mmap, sizes: list[int], url: str, credential: str, number: int, member: int, num_members: int,
+    content: mmap.mmap, url: str, credential: str, number: int, member: int, num_members: int,
     deadline_s: float,
 ) -> None:  # fmt: skip
-    """Fill `content` with tensors of these sizes in bytes; raises RuntimeError, OSError or ValueError if that fails."""
+    """Fill `content` with what is sent; raises RuntimeError, OSError or ValueError if that fails."""
     until_s = time.monotonic() + deadline_s
     meet_s = deadline_s * MEET_SHARE
     options = dist.ProcessGroupGloo._Options()  # pyright: ignore
@@ -32,14 +32,11 @@ def receive(
     options._timeout = timedelta(seconds=meet_s)
     store = Rendezvous(url, credential, number, meet_s)
     group = dist.ProcessGroupGloo(store, member, num_members, options)
-    buffer, first = torch.frombuffer(content, dtype=torch.uint8), 0
     from_the_first = dist.BroadcastOptions()
     from_the_first.rootRank = from_the_first.rootTensor = 0
-    for num_bytes in sizes:
-        for piece in buffer.narrow(0, first, num_bytes).split(PIECE_BYTES):
-            left_s = max(until_s - time.monotonic(), 0.001)
-            group.broadcast([piece], from_the_first).wait(timeout=timedelta(seconds=left_s))  # pyright: ignore
-        first += num_bytes
+    for piece in torch.frombuffer(content, dtype=torch.uint8).split(PIECE_BYTES):
+        left_s = max(until_s - time.monotonic(), 0.001)
+        group.broadcast([piece], from_the_first).wait(timeout=timedelta(seconds=left_s))  # pyright: ignore
 
 
 class Rendezvous(dist.Store):  # pyright: ignore[reportPrivateImportUsage]

@@ -24,20 +24,19 @@ class WeightsOfARun:
         """Who is here, and in which number format it computes."""
         return {"protocol": PROTOCOL, "number_format": str(self.model_config.dtype).removeprefix("torch.")}
 
-    def polyrhythm_receive(self: Any, sizes: str, url: str, credential: str, meeting: str) -> dict[str, str]:
-        """Take part in a broadcast of tensors of these sizes; `missed` says why nothing has arrived. The model is not touched.
+    def polyrhythm_receive(self: Any, num_bytes: str, url: str, credential: str, meeting: str) -> dict[str, str]:
+        """Take part in a broadcast of so many bytes; `missed` says why nothing has arrived. The model is not touched.
 
         `meeting` is JSON: the number of the broadcast, our first member, the number of members, seconds.
         """
         from polyrhythm_meeting import receive  # pyright: ignore
 
         number, member, num_members, deadline_s = json.loads(meeting)
-        of_tensors = json.loads(sizes)
         received, self.polyrhythm_received = self.polyrhythm_received, None
-        if received is None or len(received) != sum(of_tensors):
-            received = mmap.mmap(-1, sum(of_tensors))  # kept for the next: new pages are what takes long
+        if received is None or len(received) != int(num_bytes):
+            received = mmap.mmap(-1, int(num_bytes))  # kept for the next: new pages are what takes long
         try:
-            receive(received, of_tensors, url, credential, number, member + self.rank, num_members, deadline_s)
+            receive(received, url, credential, number, member + self.rank, num_members, deadline_s)
         except (RuntimeError, OSError, ValueError) as error:
             return {"missed": f"{type(error).__name__}: {error}"}
         self.polyrhythm_received = received
