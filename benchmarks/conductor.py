@@ -32,13 +32,22 @@ from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.http.async_client import open_session
 from polyrhythm.http.credentials import Credentials
-from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
+from polyrhythm.messages import (
+    Capabilities,
+    EngineStatus,
+    GenerateReply,
+    GenerateRequest,
+    JoinRequest,
+    Published,
+    Setup,
+)
 from polyrhythm.rewards.sandbox.frames import GroupScores, GroupToScore, RewardFunction, TrainingState, WorkerSetup
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
+SETUP = Setup("1.2.3", "4.5.6", {})
 GROUP_SIZE = 8
 COMPLETION_TOKENS = 64
 PROMPT_IDS = list(range(1000, 1200))
@@ -122,7 +131,7 @@ def make_conductor(num_rollouts: int, num_engines: int, folder: Path, scorer: An
     sampling = Sampling(max_tokens=COMPLETION_TOKENS, stop=("\n",), stop_token_ids=(2,))
     rollouter, journal = SingleTurn(Text(), sampling), Journal(folder / "journal")
     step_log = StepLog(NoLogger(), journal, rollouter.text, config.observe.samples_per_step)
-    return Conductor(config, Problems(), rollouter, VOCAB_SIZE, scorer, step_log, journal, connect)
+    return Conductor(config, Problems(), rollouter, VOCAB_SIZE, scorer, step_log, journal, connect, SETUP)
 
 
 async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open_gate: Any) -> dict[str, float]:
@@ -135,6 +144,7 @@ async def run_step(conductor: Conductor, num_engines: int, urls: list[str], open
                 f"engine-{index}",
                 urls[index % len(urls)] + f"?{index}",
                 Capabilities(conductor.config.engine.max_batch, True, True, False),
+                SETUP,
             )
         )
     memory_before = resident_bytes()

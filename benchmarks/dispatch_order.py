@@ -17,11 +17,20 @@ from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.step_log import StepLog
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
-from polyrhythm.messages import Capabilities, EngineStatus, GenerateReply, GenerateRequest, JoinRequest, Published
+from polyrhythm.messages import (
+    Capabilities,
+    EngineStatus,
+    GenerateReply,
+    GenerateRequest,
+    JoinRequest,
+    Published,
+    Setup,
+)
 from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Problem, Sampling
 
 SECONDS_PER_TOKEN = 0.002
+SETUP = Setup("1.2.3", "4.5.6", {})
 GROUP_SIZE = 2
 
 
@@ -97,12 +106,13 @@ async def generation_s(dispatch: str, lengths: list[int], num_engines: int) -> f
         conductor = Conductor(
             config, Problems(len(lengths)), rollouter, 50_000, InstantScorer(),
             StepLog(NoLogger(), journal, rollouter.text, num_samples=0), journal, lambda url: SlowEngine(lengths),
+            setup=SETUP,
         )  # fmt: skip
         running = asyncio.create_task(conductor.run())
         await asyncio.sleep(0)
         for index in range(num_engines):
             capable = Capabilities(config.engine.max_batch, True, True, False)
-            conductor.join(JoinRequest(f"engine-{index}", f"http://127.0.0.1:{index + 1}", capable))
+            conductor.join(JoinRequest(f"engine-{index}", f"http://127.0.0.1:{index + 1}", capable, SETUP))
         for version in (0, 1):
             conductor.published(Published(version, {}))
             await conductor.wait_for_engines(version)

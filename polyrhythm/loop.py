@@ -16,10 +16,11 @@ from polyrhythm.loader.client import ConductorClient
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
+from polyrhythm.setups import setup_of
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.channel import lost_ranks_named
 from polyrhythm.training.parallel.meeting import ConductorLine
-from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, replica_kind
+from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, leave_run, replica_kind
 from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.publication import Publication
 from polyrhythm.training.threads import ThreadFollower
@@ -59,7 +60,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
     name = config.training.rank_names[rank]
     recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
     with recorder.doing(Activity.START):
-        replica = join_ranks(url, credential, name, kind=replica_kind(config.training))
+        replica = join_ranks(url, credential, name, kind=replica_kind(config.training), setup=setup_of(run.model_dir))
         client = ConductorClient(url, credential, replica.index)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config) and trainer.device.type == "cpu":
@@ -86,6 +87,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):
                 publication.save_model(config.num_steps, run.model_dir, run.trained_model)
+    leave_run()
 
 
 def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:

@@ -90,12 +90,22 @@ class Capabilities(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """So many of its processes take part in a broadcast of weights; 0: it reads the weight store alone."""
 
 
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process of a run is made of; see `setups`."""
+
+    package: str
+    torch: str
+    model: dict[str, str]
+    """Digests of files of the model's folder, by name."""
+
+
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An engine asks to be used or, as a heartbeat, says that it still is."""
 
     name: str
     url: str
     capabilities: Capabilities
+    setup: Setup
 
 
 class RunInfo(msgspec.Struct, frozen=True):
@@ -104,6 +114,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     run_dir: str
     model_dir: str
     store_root: str
+    setup: Setup
     config: dict[str, Any]
     first_step: int
     has_optimizer: bool
@@ -137,6 +148,15 @@ class RankJoin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """It waits so long for the others, and then asks again."""
     has_run_folder: bool = True
     """It can write into the run's folder and weight store, as the first rank must."""
+    setup: Setup | None = None
+
+
+class RankBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rank says that it is alive or, when it has nothing more to do, that it leaves."""
+
+    name: str
+    member: str
+    is_leaving: bool = False
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -150,6 +170,8 @@ class Membership(msgspec.Struct, frozen=True):
     version: int
     name: str
     """That of the rank which has asked."""
+    lease_s: float = 60.0
+    """Who gives no sign of life for so long is lost."""
 
 
 class RendezvousRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from aiohttp import web
 from polyrhythm.conductor.ranks.membership import FixedMembership
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.conductor.ranks.routes import RankRoutes, meeting_at
+from polyrhythm.conductor.refusals import RunFailed
 from polyrhythm.http.credentials import ADMIN, Credentials
 from polyrhythm.http.listener import Listener
 from polyrhythm.http.server import HttpServer
@@ -26,16 +27,25 @@ class MeetingPlace:
     rendezvous: Rendezvous
     broadcasts: Rendezvous
     loop: asyncio.AbstractEventLoop
-    server: HttpServer
+    failures: list[str]
+
+    def fails_with(self, cause: str) -> None:
+        self.failures.append(cause)
 
 
 @contextmanager
-def meeting_place(*names: str, host: str = "127.0.0.1") -> Iterator[MeetingPlace]:
+def meeting_place(*names: str, host: str = "127.0.0.1", lease_s: float = 60.0) -> Iterator[MeetingPlace]:
     """Ranks of these names meet at its `url` with CREDENTIAL."""
-    rendezvous = Rendezvous()
+    failures: list[str] = []
+
+    def check() -> None:
+        if failures:
+            raise RunFailed(failures[0])
+
+    rendezvous = Rendezvous(check)
     server = HttpServer(Credentials({ADMIN: CREDENTIAL}), shutdown_deadline_s=0.1)
-    membership, broadcasts = FixedMembership(names, 0, rendezvous), Rendezvous()
-    place = MeetingPlace("", membership, rendezvous, broadcasts, asyncio.new_event_loop(), server)
+    membership, broadcasts = FixedMembership(names, 0, rendezvous, check, lease_s=lease_s), Rendezvous()
+    place = MeetingPlace("", membership, rendezvous, broadcasts, asyncio.new_event_loop(), failures)
     server.add(ADMIN, RankRoutes(place.membership, rendezvous).routes())
     server.add(ADMIN, [web.post("/weights/rendezvous", meeting_at(broadcasts))])
     ready = threading.Event()

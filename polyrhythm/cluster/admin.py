@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from polyrhythm import messages
+from polyrhythm import __version__, messages
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import ErrorReply, NoAnswer
@@ -35,7 +35,9 @@ class RunAdmin:
         try:
             return messages.decode(self._call("GET", "/run"), messages.RunInfo)
         except msgspec.DecodeError:
-            raise UserError(f"{self._url} is not the conductor of a run") from None
+            raise UserError(
+                f"{self._url} is not the conductor of a run, or of another version of polyrhythm than {__version__}, which is here"
+            ) from None
 
     def drain(self, name: str) -> None:
         self._call("POST", "/engines/drain", messages.EngineName(name))

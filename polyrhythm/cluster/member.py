@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from polyrhythm import __version__
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.cluster.cores import num_cores, plan_threads, process_environment
 from polyrhythm.cluster.local_processes import announce_to_parent, leave_with_parent
@@ -23,6 +24,7 @@ from polyrhythm.devices.plan import VISIBLE_VARIABLES, visible_names
 from polyrhythm.errors import UserError
 from polyrhythm.http.credentials import Credentials
 from polyrhythm.messages import RunInfo
+from polyrhythm.setups import setup_of
 from polyrhythm.weights.pretrained import BUILTIN_MODELS, resolve_model
 
 if TYPE_CHECKING:
@@ -164,12 +166,13 @@ def joining_rank(
         name = take_rank(
             ConductorLine(url, credentials["admin"]),
             "" if rank is None else names[rank],
+            setup_of(model_dir),
             has_run_folder=shared is not None,
         )
         print(f"{name} joins the run at {url}", flush=True)
         store_root, deadline_s = Path(info.store_root), config.weights.load_deadline_s
         if name == names[0] or config.training.is_sharded:
-            assert shared is not None, "the conductor gives the first rank only to who has the folder"
+            assert shared is not None, "the conductor gives a rank that writes only to who has the folder"
             store = WeightStore(store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         else:
             store = DownloadingStore(
@@ -187,6 +190,10 @@ def ask_about_run(url: str, credentials: Credentials) -> tuple[RunInfo, Config]:
         raise UserError(
             f"--join {url}: {error}; is the run going on, and is conductor.host an address of its machine?"
         ) from None
+    if info.setup.package != __version__:
+        raise UserError(
+            f"this machine has polyrhythm {__version__}, the run at {url} has {info.setup.package}: install the same"
+        )
     return info, Config(**info.config)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from polyrhythm.conductor.admission import refuse_unfit
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.engines.broadcast import Broadcasts
 from polyrhythm.conductor.engines.client import EngineClient
@@ -13,7 +14,7 @@ from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
-from polyrhythm.conductor.ranks.membership import FixedMembership
+from polyrhythm.conductor.ranks.membership import membership_of
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.conductor.refusals import Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.step_log import StepLog
@@ -26,7 +27,7 @@ from polyrhythm.conductor.steps.step import Step
 from polyrhythm.conductor.trainer_state import TrainerState
 from polyrhythm.config import Config
 from polyrhythm.errors import RunError
-from polyrhythm.messages import GroupsReply, JoinRequest, Published
+from polyrhythm.messages import GroupsReply, JoinRequest, Published, Setup
 from polyrhythm.observe.activity import ActivityReport
 from polyrhythm.rewards.sandbox.frames import TrainingState
 from polyrhythm.rollout import Rollouter
@@ -64,6 +65,7 @@ class Conductor:
         step_log: StepLog,
         journal: Journal,
         connect: Callable[[str], EngineClient],
+        setup: Setup,
         cores: CorePlan | None = None,
         first_step: int = 0,
         snapshot_bytes: int = 0,
@@ -74,11 +76,9 @@ class Conductor:
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
         self.rendezvous = Rendezvous(self.raise_failure)
-        self.membership = FixedMembership(
-            config.training.rank_names, first_step, self.rendezvous, self.raise_failure, self._event,
-            config.training.num_ranks_here,
-        )  # fmt: skip
+        self.membership = membership_of(config, first_step, self.rendezvous, self.raise_failure, self._event)
         self.first_step = first_step
+        self.setup = setup
         self.step_log = step_log
         self._problems = problems
         self._rollouter = rollouter
@@ -114,6 +114,8 @@ class Conductor:
                 while self.failure is None:
                     await self._changed.wait(TICK_S)
                     self._check_for_engines()
+                    if cause := self.membership.why_lost(is_over=self.step is not None and self.step.is_committed):
+                        self.fail(cause)
                     self._check_for_stall()
                 # Whoever waits for an answer hears the cause before the server goes.
                 await asyncio.sleep(LINGER_S)
@@ -141,6 +143,7 @@ class Conductor:
         if known is not None and known.url == request.url and not known.health.is_leaving:
             known.health.is_alive(time.monotonic())
             return
+        refuse_unfit(f"engine {request.name}", request.setup, self.setup, with_torch=False)
         if not request.capabilities.reads_store:
             raise Conflict(f"engine {request.name} cannot read the weight store, and this run sends weights to nobody")
         limits = Limits(lease_s=self.config.conductor.lease_s)

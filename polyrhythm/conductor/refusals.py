@@ -9,6 +9,12 @@ class Conflict(Refusal):
     status = 409
 
 
+class Unfit(Refusal):
+    """Whoever asks cannot take part in this run; to ask again is of no use."""
+
+    status = 412
+
+
 class Dismissed(Refusal):
     """The engine is not wanted any more and may end."""
 

@@ -27,6 +27,7 @@ from polyrhythm.observe.status import Curves
 from polyrhythm.rewards.functions import worker_setup
 from polyrhythm.rewards.sandbox.pool import RewardPool
 from polyrhythm.rollout import ROLLOUTERS
+from polyrhythm.setups import setup_of
 from polyrhythm.types import Sampling
 from polyrhythm.weights.server import WeightServer
 
@@ -67,7 +68,7 @@ class Service:
             web.get(r"/steps/{version:\d{1,9}}/groups", self._groups),
             web.post("/trainer/report", self._report),
             web.get("/trainer/threads", self._trainer_threads),
-            *RankRoutes(self._conductor.membership, self._conductor.rendezvous).routes(),
+            *RankRoutes(self._conductor.membership, self._conductor.rendezvous, self._conductor.setup).routes(),
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -189,6 +190,7 @@ async def run_conductor(
                     step_log=step_log,
                     journal=journal,
                     connect=lambda url: HttpEngineClient(session, url, credentials),
+                    setup=setup_of(model_dir),
                     cores=cores,
                     first_step=first_step,
                     snapshot_bytes=snapshot_bytes(config, model_dir),
@@ -216,6 +218,7 @@ def _run_info(
         run_dir=str(run_dir),
         model_dir=str(model_dir),
         store_root=str(store_root),
+        setup=setup_of(model_dir),
         config=config.model_dump(),
         first_step=first_step,
         has_optimizer=has_optimizer,

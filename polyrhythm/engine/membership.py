@@ -5,7 +5,7 @@ import logging
 import time
 
 from polyrhythm import messages
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.async_client import AsyncClient, open_session
 from polyrhythm.http.errors import ErrorReply, NoAnswer
 
@@ -13,7 +13,7 @@ JOIN_DEADLINE_S = 30.0
 CALL_DEADLINE_S = 10.0
 RETRY_S = 0.5
 BEATS_PER_LEASE = 3
-UNKNOWN, DISMISSED = 409, 410
+UNKNOWN, DISMISSED, UNFIT = 409, 410, 412
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ async def stay_in_run(url: str, me: messages.JoinRequest, credential: str, lease
             if status == DISMISSED:
                 log.warning("%s leaves %s: %s", me.name, url, said)
                 return
+            if status == UNFIT:
+                raise UserError(said)
             if status == 200:
                 is_member, patience_s, heard_s = True, lease_s, time.monotonic()
                 await asyncio.sleep(lease_s / BEATS_PER_LEASE)
@@ -51,6 +53,6 @@ async def _call(
         await conductor.call("POST", path, me, credential=credential, deadline_s=deadline_s, is_idempotent=True)
         return 200, ""
     except ErrorReply as error:
-        return error.status, f"status {error.status}: {error.said}"
+        return error.status, error.said if error.status == UNFIT else f"status {error.status}: {error.said}"
     except NoAnswer as error:
         return 0, str(error)

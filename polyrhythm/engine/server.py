@@ -25,6 +25,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.http.credentials import ADMIN, Credentials
 from polyrhythm.http.listener import Listener
 from polyrhythm.http.server import PUBLIC, Handler, HttpServer, packed, read_message
+from polyrhythm.setups import setup_of
 from polyrhythm.weights.snapshot import SnapshotError
 from polyrhythm.weights.store import WeightStore
 
@@ -98,7 +99,7 @@ async def run_engine(
         async with server.serving(listener) as url:
             ready(url)
             if join_url is not None and credentials is not None:
-                me = messages.JoinRequest(name, url, core.capabilities)
+                me = messages.JoinRequest(name, url, core.capabilities, setup_of(model_dir))
                 await _while_it_works(core, stay_in_run(join_url, me, credentials[ADMIN], lease_s))
             else:
                 await _while_it_works(core, asyncio.Event().wait())

@@ -21,6 +21,7 @@ from polyrhythm.weights.snapshot import (
 )
 from polyrhythm.weights.store import WeightStore
 
+GONE = 404
 MAX_MANIFEST_BYTES = 64 * 2**20
 
 
@@ -99,6 +100,8 @@ def _downloading(url: str, version: int) -> Iterator[None]:
         raise SnapshotError(f"weights v{version} did not arrive from {url} in time") from None
     except (OSError, CallFailed) as error:
         said = f"status {error.status}" if isinstance(error, ErrorReply) else str(error)
+        if isinstance(error, ErrorReply) and error.status == GONE:
+            said = "the run does not keep that version any more (weights.keep)"
         raise SnapshotError(f"weights v{version} could not be downloaded from {url}: {said}") from None
 
 

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = {
     "__init__": 9, "errors": 0, "types": 0, "messages": 0, "config": 0, "tokenizer": 0, "cache": 0, "user_code": 0, "interrupts": 0,
     "devices": 0, "models": 0, "environments": 0,
-    "http": 1, "kernels": 1, "observe": 1,
+    "http": 1, "setups": 1, "kernels": 1, "observe": 1,
     "tasks": 2, "rewards": 2, "algorithms": 2, "weights": 2,
     "rollout": 3,
     "engine": 4, "conductor": 4, "loader": 4, "training": 4,

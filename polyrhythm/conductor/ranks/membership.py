@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from polyrhythm.conductor.change import Change
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
-from polyrhythm.conductor.refusals import Conflict
-from polyrhythm.messages import Membership, RankJoin
+from polyrhythm.conductor.refusals import Conflict, Dismissed
+from polyrhythm.config import Config
+from polyrhythm.messages import Membership, RankBeat, RankJoin
 
 SILENCE_S = 5.0
 """Who waits for the others asks again and again: who has not asked for so long is gone, and another may take its place."""
 TICK_S = 1.0
 WITHOUT_FOLDER = (
-    "{name}, the first rank, writes weights, checkpoints and the trained model: it needs the run's folder and weight store "
+    "{name} writes weights, checkpoints and the trained model: it needs the run's folder and weight store "
     "on its machine, at the paths that they have at the conductor (a shared output_dir and weights.root)"
 )
 
@@ -27,6 +28,8 @@ class Place:
 
     member: str
     seen_s: float
+    has_left: bool = False
+    """It had nothing more to do."""
 
 
 class FixedMembership:
@@ -40,13 +43,18 @@ class FixedMembership:
         check: Callable[[], None] = lambda: None,
         event: Callable[[], None] = lambda: None,
         num_here: int = 0,
+        lease_s: float = 60.0,
+        all_write: bool = False,
     ):
         """Training begins with `version`. `check` raises why nobody should wait any more; `event` hears of changes.
 
-        The first `num_here` are started by the run itself, each under its name.
+        The first `num_here` are started by the run itself, each under its name. All of them write weights if each holds only
+        its part, else the first does.
         """
         self.names = list(names)
         self._num_here = num_here
+        self._lease_s = lease_s
+        self._writers = self.names if all_write else self.names[:1]
         self._version = version
         self._rendezvous = rendezvous
         self._check = check
@@ -74,27 +82,49 @@ class FixedMembership:
             self._see(name)
             remaining_s = until_s - time.monotonic()
             if self.epoch or remaining_s <= 0:
-                return Membership(self.epoch, self.names if self.epoch else list(self._places), self._version, name)
+                members = self.names if self.epoch else list(self._places)
+                return Membership(self.epoch, members, self._version, name, self._lease_s)
             await self._changed.wait(min(remaining_s, TICK_S))
+
+    def heartbeat(self, beat: RankBeat) -> None:
+        self._check()
+        place = self._places.get(beat.name)
+        if place is None or place.member != beat.member:
+            raise Dismissed(f"rank {beat.name} is another process")
+        place.seen_s, place.has_left = time.monotonic(), beat.is_leaving
+
+    def why_lost(self, is_over: bool) -> str | None:
+        """Why the run cannot go on: one of those who have begun together gives no sign of life.
+
+        When all steps are done, the first one still has the trained model to save.
+        """
+        now_s = time.monotonic()
+        for name, place in self._places.items():
+            silent_s = now_s - place.seen_s
+            is_needed = self.epoch > 0 and not place.has_left and (not is_over or name == self.names[0])
+            if is_needed and silent_s > self._lease_s:
+                return f"rank {name} gave no sign of life for {silent_s:.0f} s (conductor.lease_s={self._lease_s:g})"
+        return None
 
     def _free_name(self, request: RankJoin) -> str:
         for name, place in self._places.items():
             if place.member == request.member:
                 return name
         free = [name for name in self.names[self._num_here :] if not self._is_taken(name)]
-        if not request.has_run_folder and free == self.names[:1]:
+        fitting = [name for name in free if request.has_run_folder or name not in self._writers]
+        if free and not fitting:
             raise Conflict(WITHOUT_FOLDER.format(name=free[0]))
         if not free:
             raise Conflict(
                 f"no rank is free: the run itself starts {self._num_here} of training.num_ranks={len(self.names)}, "
                 "and all that join from elsewhere (training.ranks_elsewhere) are there"
             )
-        return free[0] if request.has_run_folder else next(name for name in free if name != self.names[0])
+        return fitting[0]
 
     def _take(self, name: str, request: RankJoin) -> None:
         if name not in self.names:
             raise Conflict(f"there is no rank {name!r} in this run: its ranks are {', '.join(self.names)}")
-        if name == self.names[0] and not request.has_run_folder:
+        if name in self._writers and not request.has_run_folder:
             raise Conflict(WITHOUT_FOLDER.format(name=name))
         there = self._places.get(name)
         if there is not None and there.member == request.member:
@@ -120,3 +150,14 @@ class FixedMembership:
             log.info("all %d ranks have joined", len(self.names))
             self._rendezvous.begin(1)
             self._changed.set()
+
+
+def membership_of(
+    config: Config, version: int, rendezvous: Rendezvous, check: Callable[[], None], event: Callable[[], None]
+) -> FixedMembership:
+    """Of a run that begins with `version`."""
+    training = config.training
+    return FixedMembership(
+        training.rank_names, version, rendezvous, check, event, training.num_ranks_here, config.conductor.lease_s,
+        all_write=training.is_sharded,
+    )  # fmt: skip

@@ -2,11 +2,12 @@
 
 from aiohttp import web
 
+from polyrhythm.conductor.admission import refuse_unfit
 from polyrhythm.conductor.ranks.membership import FixedMembership
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.http.errors import Refusal
 from polyrhythm.http.server import Handler, packed, read_message
-from polyrhythm.messages import RankJoin, RendezvousReply, RendezvousRequest
+from polyrhythm.messages import RankBeat, RankJoin, RendezvousReply, RendezvousRequest, Setup
 
 MAX_WAIT_S = 60.0
 
@@ -14,16 +15,28 @@ MAX_WAIT_S = 60.0
 class RankRoutes:
     """Decodes what ranks say, asks membership and rendezvous, and encodes the answer."""
 
-    def __init__(self, membership: FixedMembership, rendezvous: Rendezvous):
+    def __init__(self, membership: FixedMembership, rendezvous: Rendezvous, setup: Setup | None = None):
+        """`setup` is what every rank must be made of."""
         self._membership = membership
         self._rendezvous = rendezvous
+        self._setup = setup
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/ranks/join", self._join), web.post("/rendezvous", meeting_at(self._rendezvous))]
+        return [
+            web.post("/ranks/join", self._join),
+            web.post("/ranks/heartbeat", self._heartbeat),
+            web.post("/rendezvous", meeting_at(self._rendezvous)),
+        ]
 
     async def _join(self, request: web.Request) -> web.Response:
         message = await read_message(request, RankJoin)
+        if self._setup is not None:
+            refuse_unfit(f"rank {message.name}".strip(), message.setup, self._setup, with_torch=True)
         return packed(await self._membership.join(message, min(message.wait_s, MAX_WAIT_S)))
+
+    async def _heartbeat(self, request: web.Request) -> web.Response:
+        self._membership.heartbeat(await read_message(request, RankBeat))
+        return packed({})
 
 
 def meeting_at(place: Rendezvous) -> Handler:

@@ -25,12 +25,16 @@ LONG_POLL_S = 20.0
 JOIN_POLL_S = 2.0
 GRACE_S = 30.0
 RUN_FAILED = 503
-REFUSED = 409
+REFUSED = (409, 412)
 MEMBER = uuid.uuid4().hex
 """This process, by a name that no other has."""
 LIBRARIES = ("GLOO", "NCCL", "HCCL")
 RANKS = "/rendezvous"
 """Where ranks find each other."""
+
+
+class Unreached(AnotherFailed):
+    """The conductor does not answer; it may do so later."""
 
 
 class ConductorLine:
@@ -40,30 +44,40 @@ class ConductorLine:
         self.url = url
         self._credential = credential
 
-    def call(self, path: str, message: Any, wait_s: float = 0.0, refusal: type[Exception] = RunError) -> bytes:
+    def call(
+        self,
+        path: str,
+        message: Any,
+        wait_s: float = 0.0,
+        refusal: type[Exception] = RunError,
+        grace_s: float = GRACE_S,
+    ) -> bytes:
+        """An answer is due `grace_s` after the conductor has waited for `wait_s`."""
         try:
             with BlockingClient(self.url, self._credential, peer="the conductor") as client:
-                return client.call("POST", path, message, deadline_s=wait_s + GRACE_S)
+                return client.call("POST", path, message, deadline_s=wait_s + grace_s)
         except NoAnswer as error:
-            raise AnotherFailed(str(error)) from None
+            raise Unreached(str(error)) from None
         except ErrorReply as error:
-            if error.status == REFUSED:
+            if error.status in REFUSED:
                 raise refusal(error.said) from None
             failed = AnotherFailed if error.status == RUN_FAILED else RunError
             raise failed(str(error)) from None
 
 
-def take_rank(line: ConductorLine, name: str, has_run_folder: bool) -> str:
+def take_rank(line: ConductorLine, name: str, setup: messages.Setup, has_run_folder: bool) -> str:
     """Take the place of this name in the run, or a free one if there is no name; the name."""
-    return _join(line, messages.RankJoin(name, MEMBER, 0.0, has_run_folder)).name
+    return _join(line, messages.RankJoin(name, MEMBER, 0.0, has_run_folder, setup)).name
 
 
-def meet_others(line: ConductorLine, name: str, deadline: timedelta) -> messages.Membership:
+def meet_others(
+    line: ConductorLine, name: str, deadline: timedelta, setup: messages.Setup | None = None
+) -> messages.Membership:
     """Take the place of this name in the run, if this process has not, and wait until all ranks have joined."""
     until_s = time.monotonic() + deadline.total_seconds()
     while True:
         wait_s = min(JOIN_POLL_S, max(0.0, until_s - time.monotonic()))
-        membership = _join(line, messages.RankJoin(name, MEMBER, wait_s))
+        membership = _join(line, messages.RankJoin(name, MEMBER, wait_s, setup=setup))
         if membership.epoch:
             return membership
         if time.monotonic() > until_s:

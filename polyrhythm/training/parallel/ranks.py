@@ -10,11 +10,15 @@ import torch.distributed as dist
 from polyrhythm.config import TrainingConfig
 from polyrhythm.devices import choose_device
 from polyrhythm.errors import RunError
+from polyrhythm.messages import Setup
 from polyrhythm.training.parallel.channel import DEADLINE
 from polyrhythm.training.parallel.meeting import ConductorLine, ConductorStore, bind_to_route, meet_others
+from polyrhythm.training.parallel.presence import Presence
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.parallel.replicate import WholeReplica
 
+PRESENT: list[Presence] = []
+"""Of this process, as there is one process group of it."""
 ReplicaKind = Callable[[int, int, torch.device], Replica]
 """Makes this process a part of its replica: its rank, how many ranks there are, its device."""
 
@@ -33,14 +37,22 @@ def replica_kind(training: TrainingConfig) -> ReplicaKind:
 
 
 def join_ranks(
-    url: str, credential: str, name: str, deadline: timedelta = DEADLINE, kind: ReplicaKind = WholeReplica
+    url: str,
+    credential: str,
+    name: str,
+    deadline: timedelta = DEADLINE,
+    kind: ReplicaKind = WholeReplica,
+    setup: Setup | None = None,
 ) -> Replica:
     """Take the place of this name in the run whose conductor is at `url`, and wait for the other ranks.
+
+    A run admits only who is made of the same as itself, so it wants the `setup`.
 
     Each sees its own device alone (devices/plan.py); that has not been run on any accelerator.
     """
     line = ConductorLine(url, credential)
-    membership = meet_others(line, name, deadline)
+    membership = meet_others(line, name, deadline, setup)
+    PRESENT.append(Presence(line, name, membership.lease_s).start())
     rank, num = membership.members.index(name), len(membership.members)
     if num == 1:
         return WholeReplica()
@@ -64,3 +76,9 @@ def _backends(device: torch.device) -> str:
 def leave_ranks() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leave_run() -> None:
+    """This rank has nothing more to do; the conductor need not wait for a sign of life."""
+    while PRESENT:
+        PRESENT.pop().leave()

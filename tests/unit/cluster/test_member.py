@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from polyrhythm import __version__
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.cluster.member import (
     _check_rank,
@@ -19,8 +20,9 @@ from polyrhythm.cluster.member import (
 from polyrhythm.config import Config, EngineConfig, TrainingConfig
 from polyrhythm.errors import UserError
 from polyrhythm.http.credentials import Credentials
-from polyrhythm.messages import RunInfo
+from polyrhythm.messages import RunInfo, Setup
 
+SETUP = Setup("1.2.3", "4.5.6", {})
 SECRETS = {"generate": "g" * 20, "admin": "a" * 20}
 
 
@@ -32,7 +34,7 @@ def token_file(folder: Path, content: str, mode: int = 0o600) -> Path:
 
 
 def info(model_dir: Path) -> RunInfo:
-    return RunInfo("/run", str(model_dir), "/store", {}, 0, has_optimizer=False)
+    return RunInfo("/run", str(model_dir), "/store", SETUP, {}, 0, has_optimizer=False)
 
 
 def test_the_tokens_of_a_run_are_read(tmp_path):
@@ -123,16 +125,24 @@ def test_a_rank_that_torchrun_has_started_beside_others_sees_its_own_device_alon
 def test_a_folder_is_that_of_the_run_if_it_has_the_runs_tokens(tmp_path):
     run, secrets = tmp_path / "run", Credentials(SECRETS)
     (run / "weights").mkdir(parents=True)
-    about = RunInfo(str(run), "/model", str(run / "weights"), {}, 0, has_optimizer=False)
+    about = RunInfo(str(run), "/model", str(run / "weights"), SETUP, {}, 0, has_optimizer=False)
     assert _shared_folder(about, secrets, tmp_path) is None, "a folder without tokens is not a run"
     token_file(run, json.dumps(SECRETS))
     shared = _shared_folder(about, secrets, tmp_path)
     assert shared is not None and (shared.path, shared.model_dir) == (run, tmp_path)
     assert _shared_folder(about, Credentials(SECRETS | {"admin": "other"}), tmp_path) is None
-    elsewhere = RunInfo(str(run), "/model", "/dev/shm/of-another-machine", {}, 0, has_optimizer=False)
+    elsewhere = RunInfo(str(run), "/model", "/dev/shm/of-another-machine", SETUP, {}, 0, has_optimizer=False)
     assert _shared_folder(elsewhere, secrets, tmp_path) is None, "its weight store is not here"
 
 
 def test_a_conductor_that_is_not_there_is_a_mistake_of_the_user():
     with pytest.raises(UserError, match=r"--join http://127.0.0.1:9: .* cannot be reached.*is the run going on"):
         ask_about_run("http://127.0.0.1:9", Credentials(SECRETS))
+
+
+def test_a_run_of_another_version_of_the_package_is_a_mistake_that_names_both(monkeypatch):
+    monkeypatch.setattr(RunAdmin, "info", lambda self: info(Path("/model")))
+    with pytest.raises(
+        UserError, match=rf"this machine has polyrhythm {__version__}, the run at http://x has 1\.2\.3: install"
+    ):
+        ask_about_run("http://x", Credentials(SECRETS))

@@ -31,6 +31,7 @@ from polyrhythm.rollout import SingleTurn
 from polyrhythm.types import Completion, Group, Problem, Trace, rollout_seed
 
 VOCAB_SIZE = 1000
+SETUP = messages.Setup("1.2.3", "4.5.6", {"config.json": "c0ffee", "tokenizer.json": "7ea"})
 CREDENTIALS = Credentials({"generate": "generate-token", "admin": "admin-token"})
 
 
@@ -240,7 +241,7 @@ class Stage:
             reads_store=True,
             openai_routes=False,
         )
-        return messages.JoinRequest(name, url, messages.Capabilities(**(usual | capabilities)))
+        return messages.JoinRequest(name, url, messages.Capabilities(**(usual | capabilities)), SETUP)
 
     async def heartbeat(self, engine: ScriptedEngine) -> tuple[int, bytes]:
         return await self.call("POST", "/engines/heartbeat", self.joining(engine.name, engine.url))
@@ -328,6 +329,7 @@ async def make_stage(monkeypatch, tmp_path) -> AsyncIterator[Callable]:
                 ),
                 journal=journal,
                 connect=lambda url: HttpEngineClient(session, url, CREDENTIALS),
+                setup=SETUP,
             )
             stage = await stack.enter_async_context(Stage(conductor, logger, scorer))
             for _ in range(num_engines):

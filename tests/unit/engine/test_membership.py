@@ -10,9 +10,10 @@ from aiohttp.test_utils import TestServer
 from polyrhythm import messages
 from polyrhythm.engine import membership
 from polyrhythm.engine.membership import stay_in_run
-from polyrhythm.errors import RunError
+from polyrhythm.errors import RunError, UserError
 
-ME = messages.JoinRequest("e0", "http://127.0.0.1:1", messages.Capabilities(8, True, True, False))
+SETUP = messages.Setup("1.2.3", "4.5.6", {})
+ME = messages.JoinRequest("e0", "http://127.0.0.1:1", messages.Capabilities(8, True, True, False), SETUP)
 
 
 class ScriptedConductor:
@@ -79,6 +80,13 @@ async def test_an_engine_that_is_refused_all_the_time_gives_up_and_says_why(cond
     conductor.answers = [status]
     with pytest.raises(RunError, match=f"e0 could not join .*status {status}: said the conductor"):
         await conductor.stay()
+
+
+async def test_an_engine_that_does_not_fit_the_run_ends_at_once_as_a_mistake(conductor):
+    conductor.answers = [412]
+    with pytest.raises(UserError, match=r"^said the conductor$"):
+        await conductor.stay()
+    assert conductor.events == ["join 412"]
 
 
 async def test_an_engine_whose_conductor_stays_away_for_the_lease_ends(conductor):

@@ -31,7 +31,7 @@ def me(url: str) -> messages.JoinRequest:
     capabilities = messages.Capabilities(
         max_completions=16, adjustable_threads=True, reads_store=False, openai_routes=True
     )
-    return messages.JoinRequest("e0", url, capabilities)
+    return messages.JoinRequest("e0", url, capabilities, messages.Setup("1.2.3", "4.5.6", {}))
 
 
 class Client:

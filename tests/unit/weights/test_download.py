@@ -136,7 +136,7 @@ async def test_a_spoilt_download_is_refused_leaves_nothing_and_a_good_one_follow
 
 async def test_a_version_that_is_not_there_and_a_server_that_is_not_there_are_said(source):
     store = source.downloading_store()
-    with pytest.raises(SnapshotError, match="status 404"):
+    with pytest.raises(SnapshotError, match="the run does not keep that version any more"):
         await asyncio.to_thread(store.load_into, {}, 8)
     with pytest.raises(SnapshotError, match="is not a version number"):
         await asyncio.to_thread(store.load_into, {}, "../7")  # pyright: ignore
