@@ -29,7 +29,7 @@ def check_run(config: Config, model_dir: Path | None) -> None:
     kernels_off()  # a switch that means nothing is refused here, not in every process
     check_loss(config.algorithm.loss)
     find_loggers(config.observe.loggers)
-    if config.engine.kind == "vllm" and not config.engine.url:
+    if config.engine.kind == "vllm" and not config.engine.url and config.cluster.kind == "local":
         check_vllm(config.engine)
     check_training(config)
     describe_plan(plan_devices(config), config, model_dir)

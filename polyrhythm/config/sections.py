@@ -317,6 +317,11 @@ class Config(BaseSettings, metaclass=Explained):
                 f"engine.url={self.engine.url!r} is one server, and cluster.num_engines={self.cluster.num_engines}, "
                 f"cluster.max_engines={self.cluster.max_engines} would all use it: let others join with `polyrhythm engine --join`"
             )
+        if self.engine.url and self.cluster.kind == "ray":
+            raise ValueError(
+                f"engine.url={self.engine.url!r} is a server of one machine, and cluster.kind='ray' may place engines on others: "
+                "leave it out"
+            )
         if self.training.ranks_elsewhere and self.conductor.host in ("", "0.0.0.0", "::"):
             raise ValueError(
                 f"conductor.host={self.conductor.host!r} does not say by which address ranks reach each other, and "

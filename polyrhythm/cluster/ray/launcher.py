@@ -43,6 +43,8 @@ class RayLauncher:
     def start(self, spec: ProcessSpec) -> RunProcess:
         if spec.role == "conductor":
             return self._here.start(spec)
+        if self._driver is not None and self._driver.has_ended:
+            self.close()
         if self._driver is None:
             self._driver = self._start_driver()
         return self._driver.start(spec, joining_command(spec.command, self._folder, self._config))
@@ -81,12 +83,13 @@ class Driver:
         self._is_ready = threading.Event()
         self._sending = threading.Lock()
         self._processes: list[RayProcess] = []
+        self.has_ended = False
         threading.Thread(target=self._listen, name="ray-driver", daemon=True).start()
 
     def wait_until_ready(self) -> None:
         """Until it has joined the cluster; RunError with its last words if it does not."""
         self._is_ready.wait(READY_DEADLINE_S)
-        if not self._is_ready.is_set() or self._process.poll() is not None:
+        if not self._is_ready.is_set() or self.has_ended:
             self.close()
             words = self._log.read_text(errors="replace").strip().splitlines()
             said = f": {words[-1]}" if words else ""
@@ -130,6 +133,7 @@ class Driver:
                 self._is_ready.set()
             elif "returncode" in event:
                 self._processes[event["process"]].has_ended(event["returncode"], event["why"])
+        self.has_ended = True
         self._is_ready.set()
         for process in self._processes:
             process.has_ended(-signal.SIGKILL, "the process that speaks with Ray has ended, see ray.log")

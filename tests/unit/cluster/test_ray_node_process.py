@@ -85,10 +85,10 @@ def test_what_ray_tells_its_worker_stays_there(monkeypatch):
 
 
 def test_an_engine_elsewhere_joins_instead_of_opening_the_folder(tmp_path):
-    folder, config = RunFolder(tmp_path), Config(engine=EngineConfig(resources={"CPU": 4}))
+    folder, config = RunFolder(tmp_path), Config(model="hub/name", engine=EngineConfig(resources={"CPU": 4}))
     command = ["/here/python", "-m", "polyrhythm", "engine", "--name", "engine-0", "--run", str(tmp_path)]
     assert joining_command(command, folder, config) == [
         PYTHON, "-m", "polyrhythm", "engine", "--name", "engine-0", "--join", CONDUCTOR, "--token-file", TOKEN_FILE,
-        "--threads", "4", "--host", HOST,
+        "--model", "hub/name", "--threads", "4", "--host", HOST,
     ]  # fmt: skip
     assert joining_command(["sleep", "1"], folder, config) == ["sleep", "1"]
