@@ -4,6 +4,7 @@ Weights, gradients and moments are exact. Activations are an estimate of what au
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ class ModelShape:
     key_value: int
     """Key and value heads times their size."""
     context_length: int
+    num_outside_layers: int = 0
+    """Parameters of the embedding, the head and the last norm."""
+
+    @property
+    def num_in_a_layer(self) -> int:
+        return (self.num_parameters - self.num_outside_layers) // max(1, self.num_layers)
 
     @classmethod
     def of_folder(cls, folder: Path) -> "ModelShape":
@@ -51,6 +58,7 @@ class ModelShape:
         )
         return cls(
             num_parameters=count_parameters(folder),
+            num_outside_layers=count_parameters(folder, is_counted=_is_outside_layers),
             num_layers=number("num_hidden_layers", "n_layer"),
             hidden=hidden,
             intermediate=experts * width,
@@ -70,14 +78,21 @@ class _Numbers:
         return next((int(self._config[name]) for name in names if self._config.get(name)), or_else)
 
 
-def count_parameters(folder: Path) -> int:
-    """From the headers of the weight files; a tied head is in them once."""
+def count_parameters(folder: Path, is_counted: Callable[[str], bool] = lambda name: True) -> int:
+    """From the headers of the weight files, by name; a tied head is in them once."""
     total = 0
     for path in folder.glob("*.safetensors"):
         with open(path, "rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        total += sum(_product(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        total += sum(
+            _product(entry["shape"]) for name, entry in header.items() if name != "__metadata__" and is_counted(name)
+        )
     return total
+
+
+def _is_outside_layers(name: str) -> bool:
+    """Layers are numbered."""
+    return not any(part.isdigit() for part in name.split("."))
 
 
 def _product(shape: list[int]) -> int:
@@ -94,6 +109,8 @@ def snapshot_bytes(config: Config, model_dir: Path) -> int:
 
 def trainer_memory(config: Config, shape: ModelShape, *, on_device: bool = False) -> Parts:
     """Of one rank, where its policy is; on a device without what has been moved to the host."""
+    if config.training.is_sharded:
+        return _sharded_memory(config, shape, on_device=on_device)
     width, full = NUMBER_BYTES[config.dtype], FP32 * shape.num_parameters
     weights = width * shape.num_parameters
     parts = {"weights": weights, "gradients": full}
@@ -108,9 +125,36 @@ def trainer_memory(config: Config, shape: ModelShape, *, on_device: bool = False
     return parts
 
 
+def _sharded_memory(config: Config, shape: ModelShape, *, on_device: bool) -> Parts:
+    """Of one rank that holds some rows of what an update changes; docs/ranks.md has the formula."""
+    training, full = config.training, FP32 * shape.num_parameters
+    rows = (
+        full * training.num_replicas // training.num_ranks
+        if training.parallel == "shard"
+        else full // training.num_ranks
+    )
+    copies = full
+    parts = {"rows of weights, gradients and moments": 4 * rows}
+    if on_device and training.offload_optimizer:
+        parts = {}
+    if training.parallel == "shard_state":
+        parts |= {"weights": full, "gradients": full}
+    else:
+        copies = rows
+        parts["layers in use"] = 2 * FP32 * (shape.num_outside_layers + shape.num_in_a_layer)
+    if config.algorithm.kl_coef > 0:
+        parts["reference"] = copies
+    if training.updates_per_step > 1:
+        parts["old policy"] = copies
+    parts["activations"] = activation_memory(config, shape) + LOGITS
+    return parts
+
+
 def offloaded_memory(config: Config, shape: ModelShape) -> Parts:
     """What a rank on a device has on the host."""
     full = FP32 * shape.num_parameters
+    if config.training.offload_optimizer and config.training.is_sharded:
+        return {"rows": _sharded_memory(config, shape, on_device=False)["rows of weights, gradients and moments"]}
     return {"masters": full, "moments": 2 * full, "gradients": full} if config.training.offload_optimizer else {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from polyrhythm.config import Config
+from polyrhythm.config import Config, TrainingConfig
 from polyrhythm.devices import DEVICE_VARIABLE
 from polyrhythm.devices.found import FoundDevices, find_devices
 from polyrhythm.devices.memory import (
@@ -46,7 +46,8 @@ class DevicePlan:
         """With the number format that "auto" means here, for all processes of a run."""
         if config.dtype != "auto":
             return config
-        return config.model_copy(update={"dtype": "bfloat16" if self.found.has_bfloat16 else "float32"})
+        has_bfloat16 = self.found.has_bfloat16 and not config.training.is_sharded  # sharded, it is refused by name
+        return config.model_copy(update={"dtype": "bfloat16" if has_bfloat16 else "float32"})
 
     @property
     def engine_places(self) -> list[int]:
@@ -107,10 +108,23 @@ def visible_names(variable: str, num_devices: int) -> list[str]:
 def describe_plan(plan: DevicePlan, config: Config, model_dir: Path | None) -> list[str]:
     """What runs where and what it takes, line by line; a plan that does not fit is a UserError."""
     lines = [plan.found.note] if plan.found.note else []
+    lines += [describe_ranks(config.training)] if config.training.num_ranks > 1 else []
     if model_dir is None or config.cluster.kind == "ray":
         return lines
     shape, config = ModelShape.of_folder(model_dir), plan.decided(config)
     return lines + (_on_the_host(config, shape) if plan.kind == "cpu" else _on_devices(plan, config, shape))
+
+
+def describe_ranks(training: TrainingConfig) -> str:
+    """What each rank of the trainer holds."""
+    num, parallel = training.num_ranks, training.parallel
+    if not training.is_sharded:
+        held = "each holds the whole policy, its gradient and its moments"
+    elif parallel == "shard_state":
+        held = f"each holds whole weights and gradients, and 1/{num} of what an update changes"
+    else:
+        held = f"{training.num_replicas} x {num // training.num_replicas} that hold one copy of everything together"
+    return f"training.parallel = {parallel}: {num} ranks, {held}"
 
 
 def _on_the_host(config: Config, shape: ModelShape) -> list[str]:

@@ -61,6 +61,22 @@ def test_the_environment_says_nothing(monkeypatch):
         ({"rollout": {"group_size": 100}}, "does not fit engine.max_batch=64"),
         ({"rollout": {"groups_per_step": 9}, "training": {"updates_per_step": 2}}, "cannot be divided into"),
         ({"engine": {"context_length": 64}}, "leaves no room for a prompt"),
+        (
+            {"training": {"num_ranks": 4, "ranks_per_replica": 2}},
+            "training.ranks_per_replica=2 is of training.parallel=\"shard\", not of 'replicate': leave it at 0",
+        ),
+        (
+            {"training": {"num_ranks": 4, "ranks_per_replica": 3, "parallel": "shard"}},
+            "training.num_ranks=4 cannot be divided into replicas of training.ranks_per_replica=3: make it a multiple",
+        ),
+        (
+            {"training": {"num_ranks": 4, "ranks_per_replica": 1, "parallel": "shard"}},
+            'training.ranks_per_replica=1 shards nothing: use training.parallel="replicate"',
+        ),
+        (
+            {"dtype": "bfloat16", "training": {"num_ranks": 2, "parallel": "shard_state"}},
+            "dtype='bfloat16' does not go with training.parallel='shard_state'",
+        ),
     ],
 )
 def test_a_mistake_names_the_key_the_value_and_the_fix(values, said):

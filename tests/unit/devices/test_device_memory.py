@@ -81,3 +81,22 @@ def test_the_cache_takes_a_share_of_the_memory_at_most():
 
 def test_parts_are_told_in_gigabytes():
     assert in_words({"weights": 2 * 10**9, "cache": 3 * 10**8}) == "2.3 GB (weights 2.0, cache 0.3)"
+
+
+def test_a_rank_takes_what_training_parallel_leaves_it(tmp_path):
+    """Per parameter: 16 bytes replicated, 8 + 16/N with a sharded state, 16/N and the layers in use sharded."""
+    shape = ModelShape.of_folder(save_tiny_model(tmp_path))
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    one_layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    assert shape.num_in_a_layer == one_layer
+    assert shape.num_outside_layers == shape.num_parameters - 2 * one_layer
+
+    def bytes_of(**training) -> float:
+        parts = trainer_memory(load_config([], {"training": {"num_ranks": 4, **training}}), shape)
+        return sum(size for what, size in parts.items() if what != "activations")
+
+    count, in_use = shape.num_parameters, 8 * (shape.num_outside_layers + one_layer)
+    assert bytes_of() == 16 * count
+    assert bytes_of(parallel="shard_state") == (8 + 16 / 4) * count
+    assert bytes_of(parallel="shard") == 16 / 4 * count + in_use
+    assert bytes_of(parallel="shard", ranks_per_replica=2) == 16 / 2 * count + in_use
