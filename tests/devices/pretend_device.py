@@ -108,6 +108,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _to_copy(*args, **kwargs)
     if func is _aten.copy_.default:
         return _copy(args[0], args[1])
+    if func.namespace == "c10d":
+        return _collective(func, args, kwargs)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     _refuse_others(func, tensors)
     if func in _SYNCS or _is_masked_indexing(func, args):
@@ -119,6 +121,14 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
     _refuse_float64(func, results)
     return return_and_correct_aliasing(func, args, kwargs, tree_map(_wrapped, out)) if results else out
+
+
+def _collective(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Among ranks on such devices, by gloo; a library for devices has no double precision either."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    _refuse_others(func, tensors)
+    _refuse_float64(func, tensors)
+    return func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
 
 
 def _refuse_others(func: Any, tensors: list[torch.Tensor]) -> None:

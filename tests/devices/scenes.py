@@ -29,6 +29,7 @@ from polyrhythm.training import trainer as trainer_module
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.packing.attention import IMPLEMENTATION, kernel_for, packed_attention
 from polyrhythm.training.packing.transfer import moved_together
+from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import MicroBatch, Sampling
@@ -87,9 +88,10 @@ def both(scene: Callable[[str], Any]) -> dict[str, Any]:
     return said
 
 
-def trainer_of(folder: Path, algorithm: dict[str, Any], **keys: Any) -> Trainer:
+def trainer_of(folder: Path, algorithm: dict[str, Any], replica: Replica | None = None, **keys: Any) -> Trainer:
     rollout = {"group_size": 4, "groups_per_step": 4, "max_tokens": 9}
-    return Trainer(load_config([], {"algorithm": algorithm, "rollout": rollout, **keys}), load_policy(folder))
+    config = load_config([], {"algorithm": algorithm, "rollout": rollout, **keys})
+    return Trainer(config, load_policy(folder), replica=replica)
 
 
 def micro_batch() -> MicroBatch:
@@ -164,7 +166,7 @@ def published(trainer: Trainer, root: Path) -> dict[str, Any]:
 
 
 def flat_weights(trainer: Trainer) -> list[float]:
-    return torch.cat([tensor.cpu().flatten() for tensor in named_weights(trainer.policy).values()]).tolist()
+    return torch.cat([tensor.cpu().flatten().float() for tensor in named_weights(trainer.policy).values()]).tolist()
 
 
 async def completions_of(folder: Path) -> dict[str, Any]:

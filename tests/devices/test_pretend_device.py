@@ -27,6 +27,27 @@ def said(tmp_path_factory) -> dict[str, Any]:
     return json.loads(results.read_text())
 
 
+def test_two_ranks_on_devices_of_their_own_learn_what_one_does(tmp_path):
+    command = [sys.executable, "-m", "tests.devices.rank_scene"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path)], cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            errors = rank.communicate(timeout=DEADLINE_S)[1]
+            assert rank.returncode == 0, errors.decode()[-4000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first["device"] == second["device"] == "npu:0"
+    assert first["weights"] == second["weights"], "the second has verified what the first has published"
+    assert first["metrics"]["train/grad_norm"] == pytest.approx(first["metrics alone"]["train/grad_norm"], rel=1e-5)
+    assert first["weights"] == pytest.approx(first["weights alone"], abs=2e-6, rel=0)
+
+
 @pytest.mark.parametrize("num_layers", ["2", "6"])
 @pytest.mark.parametrize("algorithm", ["k1", "k3", "plain"])
 def test_a_training_step_on_the_device_equals_that_on_the_cpu(said, algorithm, num_layers):
