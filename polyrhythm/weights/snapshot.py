@@ -23,7 +23,7 @@ class SnapshotError(RunError):
     """A snapshot is missing, incomplete, altered, or does not fit the model."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """Bytes of a tensor that one process has written at a time, and their BLAKE3 digest."""
 
     offset: int
@@ -43,7 +43,7 @@ class Written(msgspec.Struct, frozen=True):
     pieces: dict[str, list[Piece]]
 
 
-class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+class TensorEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a tensor is, and how its bytes are divided into pieces: without gaps, in their order."""
 
     dtype: str
