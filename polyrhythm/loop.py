@@ -13,14 +13,18 @@ from polyrhythm.devices.memory import snapshot_bytes
 from polyrhythm.interrupts import interrupts
 from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loader.client import ConductorClient
+from polyrhythm.messages import SAVE_DUTY, publish_duty
 from polyrhythm.observe.activity import Activity
 from polyrhythm.observe.metrics import trainer_times
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.setups import setup_of
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.parallel.channel import lost_ranks_named
+from polyrhythm.training.parallel.elastic.entering import enter_run
+from polyrhythm.training.parallel.elastic.replica import ElasticReplica, join_elastic
 from polyrhythm.training.parallel.meeting import ConductorLine
 from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, leave_run, replica_kind
+from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.publication import Publication
 from polyrhythm.training.threads import ThreadFollower
@@ -44,9 +48,12 @@ def train(
                 trainer.forward_backward(micro_batch)  # engines keep generating meanwhile
             trainer.optim_step()  # divide by the totals, clip, update
         metrics = trainer.metrics()
+        trainer.replica.appoint(
+            publish_duty(step.version + 1)
+        )  # of elastic ranks the next writes if the writer is lost
         publication.publish(step.version + 1)  # whoever holds a part of the policy writes it
+        times = trainer_times(recorder.take_seconds())
         if trainer.replica.is_writer:  # it speaks for all
-            times = trainer_times(recorder.take_seconds())
             step.commit(times | metrics)  # the step is closed, engines begin the next one
         checkpoints.save_if_due(step.version + 1)  # meanwhile: weights stay until the next update
 
@@ -57,40 +64,61 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
     Without a `store` of its own a rank reads weights where the writer publishes them.
     """
     url, credential = run.wait_for_conductor(), run.credentials()["admin"]
-    name = config.training.rank_names[rank]
-    recorder = _recorder(run, name, ConductorClient(url, credential, rank), rank)
+    name = config.training.rank_name(rank)
+    hooks = trainer_hooks(run.path, name, rank, run.store_root, lambda: run.pid("conductor"), run.first_step)
+    recorder = ActivityRecorder(name, ConductorClient(url, credential, rank).report, hooks)  # a thread sends reports
     with recorder.doing(Activity.START):
-        replica = join_ranks(url, credential, name, kind=replica_kind(config.training), setup=setup_of(run.model_dir))
+        replica = _join(run, config, name, recorder)
         client = ConductorClient(url, credential, replica.index)
         trainer = Trainer(config, load_policy(run.model_dir), recorder, replica)
         if cores_follow_demand(config) and trainer.device.type == "cpu":
             ThreadFollower(ConductorClient(url, credential).threads).follow(trainer.policy, trainer.optimizer.inner)
         checkpoints = Checkpoints(run.checkpoints, trainer)
-        checkpoints.begin(run.first_step, run.initial_optimizer)
         store = store or WeightStore(run.store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         publication = Publication(store, trainer)
         if config.weights.transport == "broadcast":
             line, listener = ConductorLine(url, credential), ConductorClient(url, credential)
             WeightSender(line, listener.next_broadcast, store, lambda: replica.is_writer).follow()
+        first_step = _begin(run, client, trainer, checkpoints, publication)
+        for hook in hooks:
+            hook.begins_at(first_step)
         settings = LoaderSettings.of(
             config, share_prompt=trainer.models.shares_prompts, snapshot_bytes=snapshot_bytes(config, run.model_dir)
         )
-        loader = RolloutLoader(client, settings, recorder=recorder, first_step=run.first_step, shards=replica)
-        publication.publish(run.first_step)
-        if replica.is_writer:
-            loader.announce(run.first_step)
+        loader = RolloutLoader(client, settings, recorder=recorder, first_step=first_step, shards=replica)
     with interrupts.deferred():
         with checkpoints.kept(), lost_ranks_named():
             train(loader, trainer, publication, checkpoints, recorder)
+        replica.appoint(SAVE_DUTY)
         checkpoints.save_last(config.num_steps)
         leave_ranks()
         if replica.is_writer:
             with recorder.doing(Activity.SAVE):
                 publication.save_model(config.num_steps, run.model_dir, run.trained_model)
+            replica.has_done(SAVE_DUTY)
     leave_run()
 
 
-def _recorder(run: RunFolder, name: str, watcher: ConductorClient, rank: int) -> ActivityRecorder:
-    """Reports go to a `watcher` of their own: a thread sends them."""
-    hooks = trainer_hooks(run.path, name, rank, run.store_root, lambda: run.pid("conductor"), run.first_step)
-    return ActivityRecorder(name, watcher.report, hooks)
+def _join(run: RunFolder, config: Config, name: str, recorder: ActivityRecorder) -> Replica:
+    url, credential, setup = run.wait_for_conductor(), run.credentials()["admin"], setup_of(run.model_dir)
+    if config.training.elastic:
+        return join_elastic(url, credential, name, config.conductor.lease_s, recorder, setup)
+    return join_ranks(url, credential, name, kind=replica_kind(config.training), setup=setup)
+
+
+def _begin(
+    run: RunFolder, client: ConductorClient, trainer: Trainer, checkpoints: Checkpoints, publication: Publication
+) -> int:
+    """The version with which this rank begins: the first, which the writer publishes, or that of a run that has gone on."""
+    first_step, replica = run.first_step, trainer.replica
+
+    def publish(version: int) -> None:
+        publication.publish(version)
+        if replica.is_writer:
+            client.published(version, {})  # engines may load it and begin
+
+    if isinstance(replica, ElasticReplica):
+        return enter_run(replica, trainer, checkpoints, publication.store, first_step, run.initial_optimizer, publish)
+    checkpoints.begin(first_step, run.initial_optimizer)
+    publish(first_step)
+    return first_step

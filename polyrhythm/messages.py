@@ -174,6 +174,111 @@ class Membership(msgspec.Struct, frozen=True):
     """Who gives no sign of life for so long is lost."""
 
 
+class RankEnter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An elastic rank wants to take part in updates. It holds the weights of this version, -1: of none."""
+
+    member: str
+    holds: int
+    has_state: bool
+    """It holds what the optimizer remembers, too."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RankEntry(msgspec.Struct, frozen=True):
+    """What it does: ask again, publish the first version of the run, load this version, or train: it takes part from now on."""
+
+    what: Literal["wait", "found", "load", "train"]
+    version: int = -1
+
+
+class RankStay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An elastic rank says that it is alive, and waits for news."""
+
+    member: str
+    ended_epoch: int
+    """The last epoch of which it knows that it has ended without an update."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RankNews(msgspec.Struct, frozen=True):
+    """The last epoch that has ended without an update, and whether this rank is the one that speaks for all."""
+
+    ended_epoch: int
+    is_first: bool
+
+
+class RankReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An elastic rank holds the sum over the groups at these positions, and there is nothing more for it."""
+
+    member: str
+    positions: list[int]
+    said: bytes
+    """For the other members."""
+    wait_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RankDecision(msgspec.Struct, frozen=True):
+    """What it does: ask again, look for more groups, or add up with the members of this epoch."""
+
+    what: Literal["wait", "more", "go"]
+    epoch: int = 0
+    members: list[str] = []
+    without_state: list[str] = []
+    said: list[bytes] = []
+
+
+class RankReduced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An elastic rank holds the sum of all members of the epoch, with this digest."""
+
+    member: str
+    epoch: int
+    digest: str
+    wait_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RankVerdict(msgspec.Struct, frozen=True):
+    """Whether that sum is the update, or the members add up again."""
+
+    what: Literal["wait", "commit", "again"]
+
+
+class RankFailed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An elastic rank could not add up with the members of the epoch."""
+
+    member: str
+    epoch: int
+    cause: str
+
+
+SAVE_DUTY = "save"
+"""To write the trained model when the run is over."""
+
+
+def publish_duty(version: int) -> str:
+    return f"publish {version}"
+
+
+class RankDuty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that one rank does for all: whose it is, or that it is done."""
+
+    member: str
+    duty: str
+    is_done: bool = False
+    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class RankDutyReply(msgspec.Struct, frozen=True):
+    """Whether this rank does it now, another has done it, or it has to ask again."""
+
+    what: Literal["wait", "yours", "done"]
+
+
+class RankName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The wish to drain or remove the elastic rank of this name, or the news that its process has ended."""
+
+    name: str
+
+
 class RendezvousRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One operation on the keys by which the ranks of an epoch find each other."""
 

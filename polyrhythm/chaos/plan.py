@@ -30,10 +30,11 @@ ANSWERS = ("slow", "error", "reset", "truncate", "nan", "wrong_version", "duplic
 SNAPSHOTS = ("truncate_snapshot", "corrupt_snapshot")
 POSSIBLE = {
     "engine": (*SIGNALS, *ANSWERS, *SNAPSHOTS, "fail_load"),
-    "trainer": (*SIGNALS, *SNAPSHOTS, "disk_full"),
+    "trainer": (*SIGNALS, *SNAPSHOTS, "disk_full", "slow"),
     "conductor": SIGNALS,
     "reward": SIGNALS,
 }
+MAX_NAMED_RANKS = 1000
 REQUEST = "request"
 """A request reaches an engine: the one moment that is no activity."""
 USUAL_MOMENT = {
@@ -42,8 +43,8 @@ USUAL_MOMENT = {
 ENGINE_MOMENTS = (REQUEST, Activity.IDLE, Activity.LOAD)
 REWARD_MOMENTS = (Activity.SCORE,)
 TRAINER_MOMENTS = (
-    Activity.LOAD, Activity.WAIT, Activity.FORWARD_BACKWARD, Activity.REDUCE, Activity.UPDATE, Activity.PUBLISH,
-    Activity.COMMIT, Activity.CHECKPOINT,
+    Activity.START, Activity.LOAD, Activity.WAIT, Activity.FORWARD_BACKWARD, Activity.AGREE, Activity.REDUCE, Activity.UPDATE,
+    Activity.PUBLISH, Activity.COMMIT, Activity.CHECKPOINT, Activity.SAVE,
 )  # fmt: skip
 
 
@@ -134,11 +135,13 @@ def read_plan(path: Path) -> ChaosPlan:
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
-def check_ranks(plan: ChaosPlan, rank_names: Collection[str]) -> None:
-    """UserError for a fault of a trainer's rank that the run does not have: it would never fire."""
+def check_ranks(plan: ChaosPlan, rank_names: Collection[str], *, is_elastic: bool = False) -> None:
+    """UserError for a fault of a trainer's rank that the run does not have: it would never fire. Elastic ranks may come later."""
+    if is_elastic:
+        rank_names = [f"trainer-{rank}" for rank in range(MAX_NAMED_RANKS)]
     for number, fault in enumerate(plan.fault, 1):
         if fault.role == "trainer" and not fnmatch.filter(rank_names, fault.where):
-            raise UserError(f"fault {number}: where={fault.where!r} is nobody: use {', '.join(rank_names)}")
+            raise UserError(f"fault {number}: where={fault.where!r} is nobody: use {', '.join(list(rank_names)[:8])}")
 
 
 class Faults:

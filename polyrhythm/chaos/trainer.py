@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from polyrhythm.observe.activity import Activity
 
 MAX_BALLAST_BYTES = 2**30
 BALLAST_FILE = "ballast"
+FILE_POLL_S = 0.05
 
 
 def trainer_hooks(
@@ -35,11 +37,17 @@ class FaultyTrainer:
         self._conductor_pid = conductor_pid
         self._step = first_step - 1
         self._due: list[tuple[str, Faults, Fault]] = []
+        self._began_s = 0.0
+
+    def begins_at(self, step: int) -> None:
+        """Elastic ranks may begin later than the run."""
+        self._step = step - 1
 
     def before(self, activity: Activity) -> None:
         self._step += activity is Activity.LOAD
         due = ((who, faults, faults.due(activity, self._step)) for who, faults in self._faults)
         self._due = [(who, faults, fault) for who, faults, fault in due if fault]
+        self._began_s = time.monotonic()
         for who, faults, fault in self._due:
             if fault.what in SIGNALS:
                 pid = self._conductor_pid() if who == "conductor" else os.getpid()
@@ -47,6 +55,9 @@ class FaultyTrainer:
                 os.kill(pid, signal.SIGKILL if fault.what == "kill" else signal.SIGSTOP)
             elif fault.what == "disk_full":
                 self._fill_disk(faults, fault)
+            elif fault.what == "slow":
+                faults.record(fault, self._step, f"at {activity}")
+                _hold(fault)
 
     def after(self, activity: Activity) -> None:
         for _, faults, fault in self._due:
@@ -54,6 +65,8 @@ class FaultyTrainer:
                 path = _newest_snapshot(self._store_root)
                 faults.record(fault, self._step, str(path.parent.name))
                 damage(path, fault.what)
+            elif fault.what == "slow":
+                time.sleep((fault.factor - 1) * (time.monotonic() - self._began_s))
 
     def _fill_disk(self, faults: Faults, fault: Fault) -> None:
         """Leave no room where snapshots are published; a ballast file takes it, beside the snapshots."""
@@ -69,6 +82,13 @@ class FaultyTrainer:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
+
+
+def _hold(fault: Fault) -> None:
+    """What comes next comes later: after a time, or when a file exists."""
+    time.sleep(fault.for_s)
+    while fault.until and not Path(fault.until).exists():
+        time.sleep(FILE_POLL_S)
 
 
 def _newest_snapshot(root: Path) -> Path:

@@ -2,21 +2,18 @@
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from polyrhythm.cluster.admin import Unreachable
-from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.asking import ask_for_one_more, status_of
+from polyrhythm.cluster.run_folder import ENGINE, RunFolder
 from polyrhythm.errors import UserError
-from polyrhythm.observe.status import EngineState, EngineView, RunStatus
+from polyrhythm.observe.status import EngineState, EngineView
 from polyrhythm.observe.terminal.text import visible
 
 WIDTH_OF_PIPES = 160
-HEARD_DEADLINE_S = 10.0
-POLL_S = 0.1
 COLUMNS = ("engine", "state", "version", "tokens/s", "running", "waiting", "groups", "address")
 
 
@@ -46,7 +43,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 def list_engines(run: RunFolder, console: Console) -> None:
     """Where engines of other machines can join, and a table of those that are there."""
-    status = _status(run)
+    status = status_of(run)
     console.print(f"step {status.step_number} of {status.num_steps}, conductor at {run.url('conductor')}")
     console.print(engine_table(status.engines))
 
@@ -64,16 +61,7 @@ def engine_table(engines: list[EngineView]) -> Table:
 
 def add_engine(run: RunFolder) -> str:
     """Have the run's supervisor start one more engine on its machine; the name of that engine."""
-    known = {engine.name for engine in _status(run).engines}
-    started = {path.stem for path in run.logs.glob("engine-*.log")}  # those that have not joined yet, too
-    request = run.request_engine(taken=known | started)
-    until_s = time.monotonic() + HEARD_DEADLINE_S
-    while request.exists():
-        if time.monotonic() > until_s:
-            request.unlink(missing_ok=True)
-            raise UserError(f"nobody started an engine: is `polyrhythm train` of {run.path} running on this machine?")
-        time.sleep(POLL_S)
-    return request.name
+    return ask_for_one_more(run, ENGINE, "an engine", {engine.name for engine in status_of(run).engines})
 
 
 def drain_engine(run: RunFolder, name: str) -> None:
@@ -89,19 +77,8 @@ def remove_engine(run: RunFolder, name: str) -> None:
 
 
 def _check_not_last(run: RunFolder, name: str) -> None:
-    staying = [e.name for e in _status(run).engines if e.state not in (EngineState.DRAINING, EngineState.GONE)]
+    staying = [e.name for e in status_of(run).engines if e.state not in (EngineState.DRAINING, EngineState.GONE)]
     if name not in staying:
         raise UserError(f"there is no engine {name!r} to let go: there are {', '.join(staying) or 'none'}")
     if staying == [name]:
         raise UserError(f"{name} is the only engine: add another one first, then let it go")
-
-
-def _status(run: RunFolder) -> RunStatus:
-    if not (run.path / "run.json").exists():
-        raise UserError(f"--run {run.path} is not a run folder: it has no run.json")
-    try:
-        return run.admin().status()
-    except Unreachable:
-        raise UserError(f"the run in {run.path} is not running") from None
-    except OSError as error:
-        raise UserError(f"--run {run.path} is not a run folder that you can read: {error.strerror}") from None

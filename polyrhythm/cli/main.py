@@ -30,6 +30,7 @@ COMMANDS = {
     "models": "which model architectures run, and why some do not",
     "engine": "serve a model (--model), or help a run of another machine (--join)",
     "engines": "list, add, drain or remove the engines of a live run",
+    "ranks": "list, add, drain or remove the elastic training ranks of a live run",
     "conductor": "a process of a run, started by train",
     "trainer": "a rank of a run, started by train, or to help a run of another machine (--join)",
 }

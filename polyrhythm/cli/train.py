@@ -74,7 +74,7 @@ def run(parsed: argparse.Namespace) -> int:
     flags = read_flags(parsed.flags, parsed)
     config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     if parsed.chaos:
-        check_ranks(read_plan(parsed.chaos), config.training.rank_names)
+        check_ranks(read_plan(parsed.chaos), config.training.rank_names, is_elastic=config.training.elastic)
     beginning = find_beginning(parsed.earlier, config, parsed.with_optimizer) if parsed.earlier else None
     if parsed.dry_run:
         return _dry_run(config, beginning.model_dir if beginning else None)

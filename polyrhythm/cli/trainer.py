@@ -38,7 +38,7 @@ def run(parsed: argparse.Namespace) -> int:
 def _own_rank(parsed: argparse.Namespace) -> int:
     rank = parsed.rank or 0
     folder, config = join_run(parsed)
-    if not 0 <= rank < config.training.num_ranks:
+    if rank < 0 or (rank >= config.training.num_ranks and not config.training.elastic):
         raise UserError(f"--rank {rank}: from 0 to {config.training.num_ranks - 1}, see training.num_ranks")
     return _train(folder, config, rank)
 
@@ -65,7 +65,11 @@ def _train(folder: "RunFolder", config: "Config", rank: int, store: "WeightStore
     from polyrhythm.interrupts import interrupts
     from polyrhythm.kernels.spinning import SpinControl
     from polyrhythm.loop import run_trainer
+    from polyrhythm.training.parallel.elastic.place import LetGo
 
     with signals_handled(interrupts.handle, signal.SIGTERM, signal.SIGINT), SpinControl():
-        run_trainer(folder, config, rank, store)
+        try:
+            run_trainer(folder, config, rank, store)
+        except LetGo as goodbye:
+            print(goodbye)
     return 0

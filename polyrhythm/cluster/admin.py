@@ -45,6 +45,16 @@ class RunAdmin:
     def remove(self, name: str) -> None:
         self._call("POST", "/engines/remove", messages.EngineName(name))
 
+    def drain_rank(self, name: str) -> None:
+        self._call("POST", "/ranks/drain", messages.RankName(name))
+
+    def remove_rank(self, name: str) -> None:
+        self._call("POST", "/ranks/remove", messages.RankName(name))
+
+    def rank_ended(self, name: str) -> None:
+        """The process of this elastic rank has ended."""
+        self._call("POST", "/ranks/ended", messages.RankName(name))
+
     def _call(self, method: str, path: str, message: Any = None) -> bytes:
         with self._client:  # whoever asks now and then keeps no connection
             try:

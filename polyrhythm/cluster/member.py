@@ -162,24 +162,24 @@ def joining_rank(
     from polyrhythm.weights.store import WeightStore
 
     with tempfile.TemporaryDirectory(prefix="polyrhythm-rank-") as here:
-        names = config.training.rank_names
+        training = config.training
         name = take_rank(
             ConductorLine(url, credentials["admin"]),
-            "" if rank is None else names[rank],
+            "" if rank is None else training.rank_name(rank),
             setup_of(model_dir),
             has_run_folder=shared is not None,
         )
         print(f"{name} joins the run at {url}", flush=True)
         store_root, deadline_s = Path(info.store_root), config.weights.load_deadline_s
-        if name == names[0] or config.training.is_sharded:
-            assert shared is not None, "the conductor gives a rank that writes only to who has the folder"
+        writes = training.elastic or training.is_sharded or name == training.rank_name(0)
+        if shared is not None and writes:
             store = WeightStore(store_root, keep=config.weights.keep, file_mb=config.weights.file_mb)
         else:
             store = DownloadingStore(
                 Path(here) / "weights", url, credentials["admin"], deadline_s, None if always_download else store_root
             )
         folder = shared or RunFolder.stand_in(Path(here), config, credentials, model_dir, info.first_step, url)
-        yield JoinedRank(folder, config, names.index(name), store)
+        yield JoinedRank(folder, config, training.rank_of(name), store)
 
 
 def ask_about_run(url: str, credentials: Credentials) -> tuple[RunInfo, Config]:
@@ -219,7 +219,7 @@ def _check_rank(config: Config, rank: int | None, environment: Mapping[str, str]
         if not of_environment.isdigit():
             raise UserError(f"RANK={of_environment} is no number of a rank")
         rank = int(of_environment)
-    if rank is not None and not 0 <= rank < num_ranks:
+    if rank is not None and (rank < 0 or (rank >= num_ranks and not config.training.elastic)):
         raise UserError(f"{said} {rank}: from 0 to {num_ranks - 1}, see training.num_ranks")
     return rank
 

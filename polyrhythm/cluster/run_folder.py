@@ -22,6 +22,8 @@ from polyrhythm.http.credentials import Credentials
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_PREFIX = "polyrhythm-"
 SCOPES = ("generate", "admin")
+ENGINE, RANK = "engine", "trainer"
+"""With which the names of engines and of ranks begin."""
 CREDENTIALS_FILE = "tokens.json"
 CONDUCTOR_DEADLINE_S = 600.0
 """It reads the data first, and measures every prompt if some may have to be dropped: a minute for 300,000. That it has failed
@@ -157,19 +159,19 @@ class RunFolder:
         """Called once a server listens: by its process, or by whoever has started process `pid` elsewhere."""
         self._write(f"processes/{name}.json", {"pid": pid or os.getpid(), "url": url})
 
-    def request_engine(self, taken: set[str]) -> Path:
-        """Ask the supervisor of this run for one more engine; the file that asks is gone once it has heard."""
+    def request(self, kind: str, taken: set[str]) -> Path:
+        """Ask the supervisor of this run for one more process of a kind; the file that asks is gone once it has heard."""
         self.requests.mkdir(exist_ok=True)
         while True:
-            path = self.requests / free_engine_name(taken)
+            path = self.requests / free_name(kind, taken)
             try:
                 path.touch(exist_ok=False)
                 return path
             except FileExistsError:
                 taken = {*taken, path.name}
 
-    def take_engine_requests(self) -> list[str]:
-        names = sorted(path.name for path in self.requests.glob("engine-*"))
+    def take_requests(self, kind: str) -> list[str]:
+        names = sorted(path.name for path in self.requests.glob(f"{kind}-*"))
         for name in names:
             (self.requests / name).unlink()
         return names
@@ -226,8 +228,8 @@ class RunFolder:
         return json.loads((self.path / name).read_text())
 
 
-def free_engine_name(taken: set[str]) -> str:
-    return next(name for number in itertools.count() if (name := f"engine-{number}") not in taken)
+def free_name(kind: str, taken: set[str]) -> str:
+    return next(name for number in itertools.count() if (name := f"{kind}-{number}") not in taken)
 
 
 def _keep_first_steps(path: Path, num_steps: int) -> None:

@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Literal
 
 from polyrhythm.chaos.processes import StoppedProcesses
-from polyrhythm.cluster.autoscale import Autoscaler
-from polyrhythm.cluster.engine_processes import EngineProcesses
+from polyrhythm.cluster.fleet.autoscale import Autoscaler
+from polyrhythm.cluster.fleet.engine_processes import EngineProcesses
+from polyrhythm.cluster.fleet.rank_processes import RankProcesses
 from polyrhythm.cluster.launcher import (
     Launcher,
     ProcessSpec,
@@ -60,13 +61,21 @@ class Supervisor:
         self.engines = EngineProcesses(
             folder, launcher, threads.engine, config.cluster.max_restarts, self.note, devices
         )
+        self.elastic_ranks: RankProcesses | None = None
+        if config.training.elastic and has_trainer:
+            self.elastic_ranks = RankProcesses(
+                folder, launcher, threads.trainer, config.cluster.max_restarts, self.note, devices
+            )
+        self._last_status: RunStatus | None = None
         self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
 
     def __enter__(self) -> "Supervisor":
         try:
             self.conductor = self._start("conductor", "conductor", 1, self.devices.conductor_environment(), "conductor")
             self.engines.start_first([f"engine-{index}" for index in range(self.config.cluster.num_engines)])
-            for rank, name in enumerate(self._rank_names):
+            if self.elastic_ranks:
+                self.elastic_ranks.start_first(self._rank_names)
+            for rank, name in enumerate([] if self.elastic_ranks else self._rank_names):
                 device, num_threads = self.devices.rank_environment(rank), self.threads.trainer
                 self.ranks.append(self._start(name, "trainer", num_threads, device, "trainer", "--rank", str(rank)))
             self._wait_for_conductor()
@@ -80,7 +89,7 @@ class Supervisor:
 
     @property
     def processes(self) -> list[RunProcess]:
-        everything = (self.conductor, *self.engines.processes.values(), *self.ranks)
+        everything = (self.conductor, *self.engines.processes.values(), *self._rank_processes)
         return [process for process in everything if process is not None]
 
     def watch(self, view: View) -> None:
@@ -98,9 +107,15 @@ class Supervisor:
 
     def _is_done(self) -> bool:
         """The first rank saves the trained model last; if it is elsewhere, nothing else tells that it has."""
+        if self.elastic_ranks:
+            return self.elastic_ranks.is_done(self._last_status)
         if self._rank_names:
             return all(rank.returncode == 0 for rank in self.ranks)
         return self.folder.num_finished_steps() >= self.config.num_steps and self.folder.trained_model.exists()
+
+    @property
+    def _rank_processes(self) -> list[RunProcess]:
+        return [*self.ranks, *(self.elastic_ranks.processes.values() if self.elastic_ranks else ())]
 
     def look(self) -> None:
         """See how everybody is, restart who may be, show it; an end that ends the run is an error, as in `watch`."""
@@ -110,8 +125,14 @@ class Supervisor:
         self.stopped.look()
         self.engines.start_requested()
         ended = self.engines.ended()
+        if self.elastic_ranks:
+            self.elastic_ranks.start_requested()
+        ended_ranks = self.elastic_ranks.ended() if self.elastic_ranks else []
         if status := self._status():
+            self._last_status = status
             self.engines.reconcile(ended, status)
+            if self.elastic_ranks:
+                self.elastic_ranks.reconcile(ended_ranks, status)
             self.autoscaler.look(status)
             for line in status.notes[self._num_notes :]:
                 self.note(line)
@@ -132,15 +153,17 @@ class Supervisor:
         a step.
         """
         with signals_handled(self._insist, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if is_interrupted and self.ranks:
+            ranks = self._rank_processes
+            if is_interrupted and ranks:
                 self.note("ending, and keeping the last finished step; Ctrl-C again ends at once")
             self.stopped.close()
             for process in self.processes:
                 if process is not self.conductor:
                     process.ask_to_end()
-            self._wait_for(self.ranks[:1], END_DEADLINE_S)
+            writers = ranks if self.elastic_ranks else ranks[:1]
+            self._wait_for(writers, END_DEADLINE_S)
             if self._has_more_to_save():
-                self._wait_for(self.ranks[:1], self._checkpoint_deadline_s())
+                self._wait_for(writers, self._checkpoint_deadline_s())
             for process in self.processes:
                 if self._insisted and process is not self.conductor:  # it alone has children, and ends them first
                     process.kill()
@@ -219,4 +242,4 @@ class Supervisor:
 
     def _failed(self) -> list[RunProcess]:
         """The processes that have ended and should not have; a rank may end when it is done."""
-        return [p for p in self.processes if p.returncode or (p.returncode == 0 and p not in self.ranks)]
+        return [p for p in self.processes if p.returncode or (p.returncode == 0 and p not in self._rank_processes)]

@@ -14,11 +14,12 @@ from polyrhythm.conductor.engines.cores import CoreBalance, CorePlan
 from polyrhythm.conductor.engines.health import EngineHealth, EngineState, Limits
 from polyrhythm.conductor.engines.monitor import EngineMonitor
 from polyrhythm.conductor.engines.pool import Engine, EnginePool
+from polyrhythm.conductor.ranks.elastic import ElasticRanks
 from polyrhythm.conductor.ranks.membership import membership_of
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.conductor.refusals import Conflict, Dismissed, RunFailed
 from polyrhythm.conductor.step_log import StepLog
-from polyrhythm.conductor.steps.assignment import GroupAssignment
+from polyrhythm.conductor.steps.assignment import GroupAssignment, Rank
 from polyrhythm.conductor.steps.dispatcher import Dispatcher, RequestSettings, Scorer
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.conductor.steps.ledger import Ledger
@@ -76,7 +77,14 @@ class Conductor:
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
         self.rendezvous = Rendezvous(self.raise_failure)
-        self.membership = membership_of(config, first_step, self.rendezvous, self.raise_failure, self._event)
+        self.elastic: ElasticRanks | None = None
+        if config.training.elastic:
+            self.elastic = ElasticRanks(
+                config, first_step, self.rendezvous, self.raise_failure, self._event, self.fail, self.trainer.forget
+            )
+        self.membership = self.elastic or membership_of(
+            config, first_step, self.rendezvous, self.raise_failure, self._event
+        )
         self.first_step = first_step
         self.setup = setup
         self.step_log = step_log
@@ -193,7 +201,7 @@ class Conductor:
         if version < self.config.num_steps:
             self._begin_step(version, cursor)
 
-    async def wait_for_engines(self, version: int, rank: int = 0) -> None:
+    async def wait_for_engines(self, version: int, rank: Rank = 0) -> None:
         """Answers when `version` is published, engines hold it and the first groups are on their way."""
         self._check_rank(rank)
         while self.step is None or self.step.version < version:
@@ -205,7 +213,7 @@ class Conductor:
             await self._changed.wait(TICK_S)
         self.raise_failure()
 
-    async def groups(self, version: int, offset: int, until: int, wait_s: float, rank: int = 0) -> GroupsReply:
+    async def groups(self, version: int, offset: int, until: int, wait_s: float, rank: Rank = 0) -> GroupsReply:
         """The groups of a rank after its first `offset`, among the first `until` of the step, as soon as there is one.
 
         None when there will be no more, or when `wait_s` have passed.
@@ -215,7 +223,8 @@ class Conductor:
         until_s = time.monotonic() + wait_s
         while True:
             self.raise_failure()
-            groups, is_last = step.share(rank, offset, min(until, step.num_groups))
+            may_deal = self.elastic is None or self.elastic.may_deal_to(str(rank))
+            groups, is_last = step.share(rank, offset, min(until, step.num_groups)) if may_deal else ([], False)
             remaining_s = until_s - time.monotonic()
             if groups or is_last or remaining_s <= 0:
                 return GroupsReply(groups=groups, is_last=is_last)
@@ -223,7 +232,7 @@ class Conductor:
 
     def report(self, report: ActivityReport) -> None:
         """What a rank of the trainer does now, and what it has done."""
-        if report.process not in self.trainer.ranks:
+        if self.elastic is None and report.process not in self.trainer.ranks:
             raise Conflict(f"{report.process!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
         if self.trainer.observe(report):
             self._event()
@@ -240,6 +249,8 @@ class Conductor:
             raise Conflict(f"weights v{version} cannot be: step {step.number} is open")
         if not step.is_complete:
             raise Conflict(f"step {step.number} has {len(step.finished)} of {step.num_groups} groups: not all are in")
+        if self.elastic is not None and not self.elastic.is_trained:
+            raise Conflict(f"the ranks have not committed the last update of step {step.number}")
         if step.assignment.num_taken < step.num_groups:
             raise Conflict(
                 f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.number}: "
@@ -256,7 +267,8 @@ class Conductor:
         if self.cores is not None:
             engines["cores/changes"] = self.cores.num_changes
             self.cores.num_changes = 0
-        self.step_log.close(step, engines, metrics)
+        ranks = self.elastic.close_step(step) if self.elastic else {}
+        self.step_log.close(step, engines | ranks, metrics)
         self._journal.forget_groups_before(step.version)
         self._event()
 
@@ -280,6 +292,8 @@ class Conductor:
         self.step = step
         self._note_end_of_generation()
         self._servable_s = time.monotonic()
+        if self.elastic:
+            self.elastic.begin_step(step)
         self._event()
         self._start(self._run_step(step))
 
@@ -368,9 +382,11 @@ class Conductor:
             raise Conflict(f"there is no engine {name!r}: join first")
         return engine
 
-    def _check_rank(self, rank: int) -> None:
+    def _check_rank(self, rank: Rank) -> None:
         num = self.config.training.num_replicas
-        if not 0 <= rank < num:
+        if self.elastic is not None:
+            self.elastic.check(str(rank))
+        elif not (isinstance(rank, int) and 0 <= rank < num):
             raise Conflict(
                 f"there is no rank {rank}: {num} take groups by training.num_ranks and training.ranks_per_replica"
             )

@@ -9,9 +9,11 @@ from aiohttp import web
 from polyrhythm.conductor.conductor import Conductor
 from polyrhythm.conductor.engines.client import HttpEngineClient
 from polyrhythm.conductor.engines.cores import CorePlan
+from polyrhythm.conductor.ranks.elastic_routes import ElasticRoutes
 from polyrhythm.conductor.ranks.routes import RankRoutes, meeting_at
 from polyrhythm.conductor.status import engine_view, run_status
 from polyrhythm.conductor.step_log import StepLog
+from polyrhythm.conductor.steps.assignment import Rank
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config
 from polyrhythm.devices.memory import snapshot_bytes
@@ -69,6 +71,7 @@ class Service:
             web.post("/trainer/report", self._report),
             web.get("/trainer/threads", self._trainer_threads),
             *RankRoutes(self._conductor.membership, self._conductor.rendezvous, self._conductor.setup).routes(),
+            *ElasticRoutes(self._conductor.elastic).routes(),
         ]
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -110,14 +113,18 @@ class Service:
         return packed(await self._conductor.broadcasts.next_for_sender(after, wait_s))
 
     async def _ready(self, request: web.Request) -> web.Response:
-        await self._conductor.wait_for_engines(int(request.match_info["version"]), int(_number(request, "rank")))
+        await self._conductor.wait_for_engines(int(request.match_info["version"]), self._rank(request))
         return packed({})
 
     async def _groups(self, request: web.Request) -> web.Response:
         version, wait_s = int(request.match_info["version"]), min(_number(request, "wait_s"), MAX_WAIT_S)
-        offset, rank = int(_number(request, "offset")), int(_number(request, "rank"))
+        offset, rank = int(_number(request, "offset")), self._rank(request)
         until = int(_number(request, "until", default=ALL_GROUPS))
         return packed(await self._conductor.groups(version, offset, until, wait_s, rank))
+
+    def _rank(self, request: web.Request) -> Rank:
+        """Elastic ranks are known by the name of their process, others by their number."""
+        return request.query.get("rank", "") if self._conductor.elastic else int(_number(request, "rank"))
 
     async def _trainer_threads(self, request: web.Request) -> web.Response:
         known, wait_s = int(_number(request, "known")), min(_number(request, "wait_s"), MAX_WAIT_S)

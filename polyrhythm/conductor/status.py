@@ -24,7 +24,8 @@ def run_status(conductor: Conductor) -> RunStatus:
         schedule=config.schedule,
         policy_version=step.version if step else None,
         trainer=_rank_view("trainer", conductor.trainer.whole),
-        ranks=[_rank_view(name, state) for name, state in conductor.trainer.ranks.items()],
+        ranks=_rank_views(conductor),
+        lost_ranks=dict(conductor.elastic.lost_at) if conductor.elastic else {},
         num_expected_engines=config.cluster.num_engines,
         engines=[engine_view(engine) for engine in conductor.pool.engines],
         groups=_group_counts(step) if step else GroupCounts(config.rollout.groups_per_step),
@@ -55,8 +56,16 @@ def engine_view(engine: Engine) -> EngineView:
     )
 
 
-def _rank_view(name: str, state: RankState) -> RankView:
-    return RankView(name, state.doing, time.monotonic() - state.since_s)
+def _rank_view(name: str, state: RankState, place: str = "") -> RankView:
+    return RankView(name, state.doing, time.monotonic() - state.since_s, place)
+
+
+def _rank_views(conductor: Conductor) -> list[RankView]:
+    states = conductor.trainer.ranks
+    if conductor.elastic is None:
+        return [_rank_view(name, state) for name, state in states.items()]
+    present = conductor.elastic.members.present
+    return [_rank_view(rank.name, states.get(rank.name) or RankState(), rank.state) for rank in present]
 
 
 def _group_counts(step: Step) -> GroupCounts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from polyrhythm.observe.activity import Activity, ActivityReport
 
 TRAINER_WAITS_AT = frozenset(
-    {Activity.WAIT, Activity.LOAD, Activity.START, Activity.COMMIT, Activity.REDUCE}
+    {Activity.WAIT, Activity.LOAD, Activity.START, Activity.COMMIT, Activity.AGREE, Activity.REDUCE}
 )  # fmt: skip
 
 
@@ -26,15 +26,19 @@ class TrainerState:
     @property
     def whole(self) -> RankState:
         """The first rank that works or, if all wait, the first rank."""
-        states = list(self.ranks.values())
+        states = list(self.ranks.values()) or [RankState()]
         return next((state for state in states if state.doing not in TRAINER_WAITS_AT), states[0])
+
+    def forget(self, name: str) -> None:
+        """It is gone."""
+        self.ranks.pop(name, None)
 
     def observe(self, report: ActivityReport) -> bool:
         """Take a report; whether anything has happened.
 
         To have waited is no event: ranks wait in short polls, for ever if nothing comes.
         """
-        state = self.ranks[report.process]
+        state = self.ranks.setdefault(report.process, RankState())
         is_other = report.doing != state.doing
         if is_other:
             self.ranks[report.process] = RankState(report.doing)

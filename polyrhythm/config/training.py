@@ -67,6 +67,12 @@ class TrainingConfig(Section):
     ranks_elsewhere: int = Field(default=0, ge=0)
     """So many of training.num_ranks, the last ones, are not started with the run: they join it by `polyrhythm trainer --join`,
     from any machine."""
+    elastic: bool = False
+    """Ranks may come and go while the run goes on: a lost one's groups are trained by the others. See docs/elastic.md."""
+    min_ranks: int = Field(default=0, ge=0)
+    """Fewest ranks of this machine when they follow demand, with `elastic`; 0 is training.num_ranks."""
+    max_ranks: int = Field(default=0, ge=0)
+    """Most ranks of this machine when they follow demand, with `elastic`; 0 is training.num_ranks."""
     threads: int = Field(default=0, ge=0)
     """CPU threads of each rank; 0 divides the machine between the processes."""
     resources: dict[str, float] = {}
@@ -86,6 +92,7 @@ class TrainingConfig(Section):
                 f"training.ranks_elsewhere={self.ranks_elsewhere} is more than training.num_ranks={self.num_ranks}: "
                 "it says how many of them join from elsewhere"
             )
+        self._check_elastic()
         betas = (self.adam_beta1, self.adam_beta2)
         if self.optimizer != "adamw" and betas != ADAM_BETAS:
             raise ValueError(
@@ -124,6 +131,23 @@ class TrainingConfig(Section):
             self.num_ranks // (self.ranks_per_replica or self.num_ranks) if self.parallel == "shard" else self.num_ranks
         )
 
+    def _check_elastic(self) -> None:
+        if self.elastic and self.parallel != "replicate":
+            raise ValueError(
+                f"training.elastic=true does not go with training.parallel={self.parallel!r}: a lost rank takes its part of the "
+                'policy with it; use training.parallel="replicate"'
+            )
+        if not self.elastic and (self.min_ranks or self.max_ranks):
+            raise ValueError(
+                f"training.min_ranks={self.min_ranks} and training.max_ranks={self.max_ranks} are of ranks that come and go: "
+                "set training.elastic=true, or leave them out"
+            )
+        if not (self.min_ranks or self.num_ranks) <= self.num_ranks <= (self.max_ranks or self.num_ranks):
+            raise ValueError(
+                f"training.num_ranks={self.num_ranks} is not between training.min_ranks={self.min_ranks} and "
+                f"training.max_ranks={self.max_ranks}: a run starts with the first, then follows demand between the others"
+            )
+
     @property
     def num_ranks_here(self) -> int:
         """Of the ranks, those that the run itself starts."""
@@ -131,5 +155,13 @@ class TrainingConfig(Section):
 
     @property
     def rank_names(self) -> list[str]:
-        """The ranks' names as processes, in the timeline and as targets of faults."""
-        return ["trainer"] if self.num_ranks == 1 else [f"trainer-{rank}" for rank in range(self.num_ranks)]
+        """The names of the ranks that a run begins with, as processes, in the timeline and as targets of faults."""
+        return [self.rank_name(rank) for rank in range(self.num_ranks)]
+
+    def rank_name(self, rank: int) -> str:
+        """Elastic ranks may be more than there were in the beginning."""
+        return "trainer" if self.num_ranks == 1 and not self.elastic else f"trainer-{rank}"
+
+    def rank_of(self, name: str) -> int:
+        """The number in the name of a rank."""
+        return int(name.rpartition("-")[2]) if "-" in name else 0

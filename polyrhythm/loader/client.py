@@ -19,7 +19,7 @@ RUN_FAILED = 503
 class ConductorClient:
     """Sends `messages` and returns the decoded answers; trouble is a RunError that says whose."""
 
-    def __init__(self, url: str, credential: str, rank: int = 0):
+    def __init__(self, url: str, credential: str, rank: int | str = 0):
         self._rank = rank
         self._client = BlockingClient(url, credential, peer="the conductor")
 
@@ -29,7 +29,7 @@ class ConductorClient:
 
     def wait_for_engines(self, version: int, deadline_s: float) -> None:
         """Until engines hold `version` and its step has begun."""
-        if self._rank > 0:
+        if self._rank != 0:
             deadline_s += FIRST_RANK_S
         self._call("GET", f"/steps/{version}/ready?rank={self._rank}", None, deadline_s)
 

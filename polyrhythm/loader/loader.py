@@ -32,6 +32,11 @@ class Shards(Protocol):
     def num_shards(self) -> int: ...
     @property
     def is_leader(self) -> bool: ...
+    @property
+    def has_updated(self) -> bool:
+        """Whether the last update was made; if not, a rank is lost and there is more to train on."""
+        ...
+
     def meet(self) -> None:
         """Until all of them are here."""
         ...
@@ -46,6 +51,7 @@ class OneProcess:
 
     num_shards = 1
     is_leader = True
+    has_updated = True
 
     def meet(self) -> None: ...
 
@@ -103,7 +109,7 @@ class RolloutLoader:
         token: str = "",
         recorder: ActivityRecorder | None = None,
         first_step: int = 0,
-        rank: int = 0,
+        rank: int | str = 0,
         shards: Shards | None = None,
     ):
         self.source = ConductorClient(source, token, rank) if isinstance(source, str) else source
@@ -142,11 +148,17 @@ class Step:
         self._has_all = False
 
     def updates(self) -> Iterator[Iterator[MicroBatch]]:
-        """One iterator over micro-batches per optimizer update; the groups are divided among them in hand-out order."""
+        """One iterator over micro-batches per optimizer update; the groups are divided among them in hand-out order.
+
+        When a rank was lost before an update was made, the same update comes again with what that rank had.
+        """
         for _ in range(self._settings.updates_per_step):
             self._until += self._settings.groups_per_step // self._settings.updates_per_step
-            self._has_all = False
-            yield self._micro_batches()
+            is_done = False
+            while not is_done:
+                self._has_all = False
+                yield self._micro_batches()
+                is_done = self._shards.has_updated
 
     def commit(self, metrics: dict[str, float]) -> None:
         """Say that `version + 1` is published: this closes the step, and engines begin the next one at once."""

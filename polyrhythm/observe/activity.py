@@ -17,6 +17,8 @@ class Activity(StrEnum):
     WAIT = "wait"
     """A rank has nothing to train on yet."""
     FORWARD_BACKWARD = "forward_backward"
+    AGREE = "agree"
+    """A rank has trained on its groups and waits for the others."""
     REDUCE = "reduce"
     """The ranks add up their gradients."""
     UPDATE = "update"

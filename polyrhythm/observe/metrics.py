@@ -22,6 +22,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 TRAINED = "`train/tokens` is above 0"
+ELASTIC = "`training.elastic`"
 RANKS = "`training.num_ranks` is above 1"
 SEVERAL = "there are several reward functions, and it applies to a rollout"
 KL = f"`algorithm.kl_coef` and {TRAINED}"
@@ -157,6 +158,10 @@ METRICS: dict[str, Metric] = {
     "ranks/largest_share": Metric(
         "trainer", "fraction of row tokens", "What the busiest rank had of the work; with two ranks 0.5 is even.", RANKS
     ),
+    "ranks/lost": Metric("conductor", "ranks", "Elastic ranks that were lost in the step.", ELASTIC),
+    "ranks/groups_again": Metric(
+        "conductor", "groups", "Groups that a lost rank had received and that were trained again by others.", ELASTIC
+    ),
     "generate/tokens_per_s": Metric(
         "conductor", "tokens per second", "Completion tokens of the step over `generate/last_group_s`."
     ),
@@ -185,9 +190,10 @@ METRICS: dict[str, Metric] = {
     "time/trainer_forward_backward_s": Metric("trainer", "seconds", "Forward and backward passes."),
     "time/trainer_update_s": Metric("trainer", "seconds", "Clipping and the optimizer."),
     "time/trainer_publish_s": Metric("trainer", "seconds", "Writing the new weights for the engines."),
-    "time/trainer_reduce_s": Metric(
-        "trainer", "seconds", "Adding up gradients over the ranks, waiting for the slowest included.", RANKS
+    "time/trainer_agree_s": Metric(
+        "trainer", "seconds", "Waiting for the slowest rank before gradients are added up.", RANKS
     ),
+    "time/trainer_reduce_s": Metric("trainer", "seconds", "Adding up gradients over the ranks.", RANKS),
     "time/trainer_commit_s": Metric(
         "trainer", "seconds", "Committing the step before this one.", "there was a step before since the start"
     ),

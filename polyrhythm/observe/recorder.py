@@ -65,6 +65,11 @@ class ActivityRecorder:
         for hook in self._hooks:
             hook.after(activity)
 
+    def moment(self, activity: Activity) -> None:
+        """A point in the middle of an activity at which hooks may act."""
+        for hook in self._hooks:
+            hook.before(activity)
+
     def seconds(self, activity: Activity) -> float:
         """Seconds spent in an activity since the last `take_seconds`."""
         with self._lock:

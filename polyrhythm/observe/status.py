@@ -55,6 +55,8 @@ class RankView(msgspec.Struct, frozen=True):
     name: str
     doing: Activity
     for_s: float
+    state: str = ""
+    """Of an elastic rank: joining, training or leaving."""
 
 
 class GroupCounts(msgspec.Struct, frozen=True):
@@ -88,6 +90,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     trainer: RankView
     """The trainer as a whole."""
     ranks: list[RankView]
+    lost_ranks: dict[str, float] = {}
+    """Elastic ranks that were given up, and when; seconds since the epoch."""
     num_expected_engines: int
     engines: list[EngineView]
     groups: GroupCounts
@@ -101,6 +105,11 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
     notes: list[str] = []
     """What the user should know and nothing else shows, in the order in which it happened."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all steps are done; the trained model may still be being written."""
+        return self.num_finished_steps >= self.num_steps
 
     @property
     def step_number(self) -> int:

@@ -43,11 +43,10 @@ class Checkpoints:
 
     def save_last(self, version: int) -> None:
         """At the end of a run, which can then be given more steps."""
-        if self._replica.writes_rows:
+        self._writer.finish()  # what was begun when this process was the writer
+        if self._replica.writes_rows and self.every and version % self.every:
             with self.trainer.recorder.doing(Activity.SAVE):
-                self._writer.finish()
-                if self.every and version % self.every:
-                    self.save(version)
+                self.save(version)
 
     @contextmanager
     def kept(self) -> Iterator[None]:

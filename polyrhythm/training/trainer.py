@@ -1,7 +1,6 @@
 """`forward_backward` adds up gradients, `optim_step` makes the update: the two verbs of training."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
 from statistics import fmean
 
 import torch
@@ -21,49 +20,11 @@ from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.optimizer import Optimizer
 from polyrhythm.training.packing.layout import Layout, empty_row, pack
 from polyrhythm.training.packing.transfer import moved_together
+from polyrhythm.training.parallel.part import Part, Sums
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import Group, MicroBatch
-
-
-@dataclass
-class _Sums:
-    """What a step adds up for its metrics; sums and counts, divided only when they are shown."""
-
-    totals: dict[str, float] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-    of_the_loss: dict[str, float] = field(default_factory=dict)
-    """What the loss itself adds up, by the name of the metric that shows it per token."""
-
-    @classmethod
-    def of_all(cls, replicas: Sequence["_Sums"]) -> "_Sums":
-        merged = cls()
-        for sums in replicas:
-            for name, value in sums.totals.items():
-                merged.add(name, value)
-            for name, value in sums.maxima.items():
-                merged.peak(name, value)
-            for name, value in sums.of_the_loss.items():
-                merged.add_of_the_loss(name, value)
-        return merged
-
-    def add(self, name: str, value: float) -> None:
-        self.totals[name] = self.totals.get(name, 0.0) + value
-
-    def add_of_the_loss(self, name: str, value: float) -> None:
-        self.of_the_loss[name] = self.of_the_loss.get(name, 0.0) + value
-
-    def peak(self, name: str, value: float) -> None:
-        self.maxima[name] = max(self.maxima.get(name, float("-inf")), value)
-
-    def take(self, totals: dict[str, Tensor], maxima: dict[str, Tensor], of_the_loss: dict[str, Tensor]) -> None:
-        """All of them at once: the host waits for an accelerator one time, and then knows that it is done."""
-        tensors = [*totals.values(), *maxima.values(), *of_the_loss.values()]
-        values = iter(torch.stack([tensor.to(tensors[0].dtype) for tensor in tensors]).tolist())
-        for names, note in ((totals, self.add), (maxima, self.peak), (of_the_loss, self.add_of_the_loss)):
-            for name in names:
-                note(name, next(values))
 
 
 class Trainer:
@@ -91,7 +52,9 @@ class Trainer:
         self.num_updates_in_step = 0
         self.divisor = 0.0
         self.version = 0
-        self.sums = _Sums()
+        self.sums = Sums()
+        self.positions: list[int] = []
+        self.parts: list[list[Part]] = []
         self.update_metrics: dict[str, float] = {}
 
     @property
@@ -101,7 +64,9 @@ class Trainer:
     def begin_step(self, version: int) -> None:
         self.version = version
         self.num_updates_in_step = 0
-        self.sums = _Sums()
+        self.sums = Sums()
+        self.positions = []
+        self.parts = []
         self.update_metrics = {}
         self.replica.begin_update()
         self.models.remember_old_policy()
@@ -116,6 +81,7 @@ class Trainer:
                 self.divisor += divisor
                 self.sums.add("divisor", divisor)
                 self.sums.add("groups", 1)
+                self.positions.append(group.position)
                 if any(advantages) or (self.config.algorithm.kl_coef > 0 and group.rollouts):  # as CostModel prices it
                     kept.append((group, advantages))
                 else:
@@ -123,23 +89,37 @@ class Trainer:
             self._forward_backward(kept)
 
     def optim_step(self) -> None:
-        """Divide by what the micro-batches of all replicas added to the divisor, clip, update."""
+        """Divide by what the micro-batches of all replicas added to the divisor, clip, update.
+
+        With elastic ranks it may turn out that one is lost: then nothing is updated, and `step.updates()` has the same update
+        once more, with what the lost one had.
+        """
+        part = Part(self.positions, self.sums, self.recorder.seconds(Activity.WAIT))
+        parts, divisor = [part], self.divisor
         if not self.replica.is_alone:
+            with self.recorder.doing(Activity.AGREE):
+                parts = self.replica.agree(part)
+            if parts is None:
+                return
             with self.recorder.doing(Activity.REDUCE):  # who left after it would fail the others after their update
-                self.divisor = self.replica.add_up(self.optimizer.gradients(), self.divisor)
+                divisor = self.replica.add_up(self.optimizer.gradients(), self.divisor)
+            if divisor is None:
+                return
         with self.recorder.doing(Activity.UPDATE):
-            if self.divisor > 0:
-                self.update_metrics = self.optimizer.step(self.divisor)
+            if divisor > 0:
+                self.update_metrics = self.optimizer.step(divisor)
             self.divisor = 0.0
+            self.sums, self.positions = Sums(), []
+            self.parts.append(parts)
             self.num_updates_in_step += 1
         if self.num_updates_in_step < self.config.training.updates_per_step:
             self.replica.begin_update()
 
     def metrics(self) -> dict[str, float]:
         """Of the step so far, over all replicas."""
-        sums, waits = self.replica.gather(self.sums), self.replica.gather(self.recorder.seconds(Activity.WAIT))
-        balance = {seconds_metric(Activity.WAIT): fmean(waits), **_balance(sums)} if len(sums) > 1 else {}
-        return {**self.update_metrics, **_step_metrics(_Sums.of_all(sums)), **balance}
+        sums = Sums.of_all([*(part.sums for parts in self.parts for part in parts), self.sums])
+        balance = _balance(self.parts) if self.parts and len(self.parts[-1]) > 1 else {}
+        return {**self.update_metrics, **_step_metrics(sums), **balance}
 
     def _refuse_other_versions(self, micro_batch: MicroBatch) -> None:
         for group in micro_batch.groups:
@@ -259,13 +239,20 @@ def _rollout_logprobs(layout: Layout, groups: list[Group]) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def _balance(sums: list[_Sums]) -> dict[str, float]:
-    """How evenly the ranks were used: with two of them 0.5 is even, 1.0 is one rank that did everything."""
-    tokens = [rank.totals.get("row_tokens", 0.0) for rank in sums]
-    return {"ranks/num": len(sums), "ranks/largest_share": max(tokens) / (sum(tokens) or 1.0)}
+def _balance(parts: list[list[Part]]) -> dict[str, float]:
+    """How long the ranks waited on average, and how evenly they were used: with two of them 0.5 is even, 1.0 is one rank that did everything."""
+    tokens: Counter[int] = Counter()
+    for update in parts:
+        for rank, part in enumerate(update):
+            tokens[rank] += int(part.sums.totals.get("row_tokens", 0))
+    return {
+        seconds_metric(Activity.WAIT): fmean(part.wait_s for part in parts[-1]),
+        "ranks/num": len(parts[-1]),
+        "ranks/largest_share": max(tokens.values()) / (tokens.total() or 1.0),
+    }
 
 
-def _step_metrics(sums: _Sums) -> dict[str, float]:
+def _step_metrics(sums: Sums) -> dict[str, float]:
     """Names and meanings are in observe/metrics.py. A mean over no tokens would be a lie: it is left out."""
     total = sums.totals.get
     metrics = {

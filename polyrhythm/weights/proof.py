@@ -63,6 +63,12 @@ def probe_of(
     return make_probe(version, vocab_size, weights, logprobs_of, number_format)
 
 
+def prove_model(model: "PreTrainedModel", manifest: Manifest) -> None:
+    """Raises ProofFailed unless a model of transformers computes what the version of this manifest does."""
+    probe = required_probe(manifest)
+    check_proof(manifest.version, probe, own_logprobs(model, probe.sequences), "float32", is_canary=False)
+
+
 def make_probe(
     version: int, vocab_size: int, weights: Sequence[Rows], logprobs_of: ProbeLogprobs, number_format: str
 ) -> Probe:

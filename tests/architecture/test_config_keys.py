@@ -91,6 +91,9 @@ training.num_ranks
 training.parallel
 training.ranks_per_replica
 training.ranks_elsewhere
+training.elastic
+training.min_ranks
+training.max_ranks
 training.threads
 training.resources
 weights.root

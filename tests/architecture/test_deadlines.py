@@ -60,6 +60,7 @@ WITHOUT_DEADLINE = {
     ("chaos/engine.py", "response.prepare("): SERVED,
     ("chaos/engine.py", "response.write("): SERVED,
     ("weights/server.py", "asyncio.to_thread("): LOCAL,
+    ("training/parallel/elastic/replica.py", "work.wait()"): "the operation has ended: this raises what has gone wrong",
     ("observe/terminal/plain.py", "capture.get()"): "no queue: the text that rich has captured",
     ("engine/server.py", "asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)"): LIFE,
     ("engine/embedded/engine.py", "asyncio.wrap_future(self._failed)"): LIFE,

@@ -14,6 +14,7 @@ from polyrhythm.loader import LoaderSettings, RolloutLoader
 from polyrhythm.loop import train
 from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training.checkpoint import Checkpoints
+from polyrhythm.training.parallel.part import Part
 from polyrhythm.training.parallel.replicate import WholeReplica
 from polyrhythm.training.publication import Publication
 from polyrhythm.training.trainer import Trainer
@@ -122,6 +123,9 @@ class InterruptedReplica(WholeReplica):
 
     def __init__(self):
         super().__init__(index=1, num=2)
+
+    def agree(self, part: Part) -> list[Part]:
+        return [part, part]
 
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         signal.raise_signal(signal.SIGTERM)

@@ -11,12 +11,19 @@ class Member:
     id: str
     name: str
     seen_s: float
+    can_write: bool = True
+    """It has the run's folder, and can speak for all."""
     has_entered: bool = False
     """It holds the weights of the open step: no update is made without it."""
     has_state: bool = False
     """It holds what the optimizer remembers, and not only the weights."""
     is_leaving: bool = False
     """It leaves after the update that is being made."""
+
+    @property
+    def state(self) -> str:
+        """As users see it."""
+        return "leaving" if self.is_leaving else "training" if self.has_entered else "joining"
 
 
 class Members:
@@ -40,9 +47,9 @@ class Members:
     def named(self, name: str) -> Member | None:
         return next((member for member in self._present.values() if member.name == name), None)
 
-    def add(self, id: str, name: str, now_s: float) -> Member:
+    def add(self, id: str, name: str, now_s: float, can_write: bool = True) -> Member:
         assert id not in self._present and self.named(name) is None
-        self._present[id] = Member(id, name, now_s)
+        self._present[id] = Member(id, name, now_s, can_write)
         return self._present[id]
 
     def remove(self, id: str) -> None:

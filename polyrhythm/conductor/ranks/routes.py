@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from polyrhythm.conductor.admission import refuse_unfit
+from polyrhythm.conductor.ranks.elastic import ElasticRanks
 from polyrhythm.conductor.ranks.membership import FixedMembership
 from polyrhythm.conductor.ranks.rendezvous import Rendezvous
 from polyrhythm.http.errors import Refusal
@@ -15,7 +16,7 @@ MAX_WAIT_S = 60.0
 class RankRoutes:
     """Decodes what ranks say, asks membership and rendezvous, and encodes the answer."""
 
-    def __init__(self, membership: FixedMembership, rendezvous: Rendezvous, setup: Setup | None = None):
+    def __init__(self, membership: FixedMembership | ElasticRanks, rendezvous: Rendezvous, setup: Setup | None = None):
         """`setup` is what every rank must be made of."""
         self._membership = membership
         self._rendezvous = rendezvous

@@ -40,6 +40,8 @@ class Update:
         self.is_committed = False
         self.num_disagreements = 0
         """Attempts after which the members did not hold the same sum."""
+        self.num_failures, self.cause = 0, ""
+        """Attempts that a member has given up since one was lost, and why."""
         self._members = members
         self._assignment = assignment
         self._next_epoch = next_epoch
@@ -89,14 +91,17 @@ class Update:
             return False
         return True if self.is_committed else None
 
-    def failed(self, id: str, epoch: int) -> None:
+    def failed(self, id: str, epoch: int, cause: str = "") -> None:
         """A member could not add up with the others."""
         if not self.is_committed and self.attempt and self.attempt.epoch == epoch and id in self.attempt.members:
+            self.num_failures += 1
+            self.cause = cause
             self._abort()
 
     def lose(self, id: str) -> list[int]:
         """A member is gone; the positions that the others train on again. After the commit there are none."""
         self._parts.pop(id, None)
+        self.num_failures = 0
         if self.attempt and id in self.attempt.members and not self.is_committed:
             self._abort()
         return self._assignment.lose(id)

@@ -46,7 +46,7 @@ class GroupAssignment:
         training = config.training
         # Only the trainer knows whether its model can share prompts; a share of about one micro-batch need not.
         cost = CostModel.of(config, share_prompt=training.share_prompt != "never")
-        ranks = range(training.num_replicas)
+        ranks = [] if training.elastic else range(training.num_replicas)
         tokens_per_round = training.tokens_per_micro_batch * (training.num_ranks // training.num_replicas)
         tokens_per_share = math.inf if len(ranks) == 1 else tokens_per_round
         return cls(ranks, tokens_per_share, cost, in_turn=config.order == "problem")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyrhythm.conductor.change import Change
-from polyrhythm.conductor.steps.assignment import GroupAssignment
+from polyrhythm.conductor.steps.assignment import GroupAssignment, Rank
 from polyrhythm.conductor.steps.ledger import Ledger
 from polyrhythm.conductor.steps.reward_record import RewardRecord
 from polyrhythm.rewards.sandbox.frames import GroupScores, TrainingState
@@ -122,7 +122,7 @@ class Step:
         self.ledger.forget(position)
         self.num_replaced += 1
 
-    def share(self, rank: int, offset: int, until: int) -> tuple[list[Group], bool]:
+    def share(self, rank: Rank, offset: int, until: int) -> tuple[list[Group], bool]:
         """The next groups of a rank among the step's first `until`, and whether they are its last of those.
 
         This is all that the schedules differ in: sync gives nothing away before all groups are finished.

@@ -12,6 +12,7 @@ WINDOW_S = 60.0
 GLYPHS = {
     Activity.GENERATE: ("█", "green"),
     Activity.FORWARD_BACKWARD: ("▓", "cyan"),
+    Activity.AGREE: ("╌", "red"),
     Activity.REDUCE: ("▚", "red"),
     Activity.UPDATE: ("▆", "magenta"),
     Activity.PUBLISH: ("▄", "yellow"),

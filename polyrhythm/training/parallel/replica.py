@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from torch import Tensor
 
 from polyrhythm.training.parallel.channel import Channel
+from polyrhythm.training.parallel.part import Part
 from polyrhythm.types import MicroBatch
 from polyrhythm.weights.export import Rows
 
@@ -28,8 +29,8 @@ class Replica(Protocol):
     """This process as a part of its replica. Methods are collective: all call the same ones in the same order."""
 
     @property
-    def index(self) -> int:
-        """Which of the replicas this is; under this number it asks the conductor for groups."""
+    def index(self) -> int | str:
+        """Which of the replicas this is; under this number it asks the conductor for groups, elastic ranks under a name."""
         ...
 
     @property
@@ -92,12 +93,35 @@ class Replica(Protocol):
         """From here to `add_up` the policy is used by passes."""
         ...
 
-    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
-        """Put the sum over all processes into each gradient, or into the rows of it that are here; the sum of the divisors."""
+    def agree(self, part: Part) -> list[Part] | None:
+        """What every process says of its part of the update, in their order; None: there is more to train on first."""
+        ...
+
+    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float | None:
+        """Put the sum over all processes into each gradient, or into the rows of it that are here; the sum of the divisors.
+
+        None if it has failed because an elastic rank is lost: the gradients are then as they were.
+        """
         ...
 
     def end_pass(self) -> None:
         """Whatever a pass outside of an update has brought together of the policy is let go: its rows may change now."""
+        ...
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether the last `agree` and `add_up` have come to an update."""
+        ...
+
+    def appoint(self, duty: str) -> None:
+        """Settle who the writer is before it does something for all, such as publishing a version.
+
+        If that is an elastic rank which is then lost, until another has done it: this process, if it is the next.
+        """
+        ...
+
+    def has_done(self, duty: str) -> None:
+        """The writer has done it: nobody else will be appointed."""
         ...
 
     def gather(self, message: T, kind: type[T] | None = None) -> list[T]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.training.parallel.channel import Channel, add_up
+from polyrhythm.training.parallel.part import Part
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
 from polyrhythm.weights.export import Rows, whole
@@ -23,9 +24,10 @@ class WholeReplica:
 
     num_shards = 1
     is_leader = True
+    has_updated = True
 
     def __init__(self, index: int = 0, num: int = 1, device: torch.device | None = None):
-        self.index = index
+        self.index: int | str = index
         self.num = num
         self.writers = self.writers_aside = Channel()
         self._ranks = Channel(num, device)
@@ -54,13 +56,20 @@ class WholeReplica:
 
     def begin_update(self) -> None: ...
 
-    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
+    def agree(self, part: Part) -> list[Part] | None:
+        return self.gather(part)
+
+    def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float | None:
         if self.num == 1:
             return divisor
         add_up(list(gradients))
         return sum(self.gather(divisor))  # on the host: not every device has double precision
 
     def end_pass(self) -> None: ...
+
+    def appoint(self, duty: str) -> None: ...
+
+    def has_done(self, duty: str) -> None: ...
 
     def gather(self, message: T, kind: type[T] | None = None) -> list[T]:
         return self._ranks.gather(message, kind)

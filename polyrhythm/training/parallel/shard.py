@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from polyrhythm.errors import UserError
 from polyrhythm.training.packing.scoring import recurrent_layers
 from polyrhythm.training.parallel.channel import Channel, add_up, aside
+from polyrhythm.training.parallel.part import Part
 from polyrhythm.training.parallel.sharding import held_rows, let_go, shard_model
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
@@ -30,6 +31,7 @@ class Shard:
     """One process of a `Replica` that is divided among `ranks_per_replica` of them; 0: among all."""
 
     is_alone = False
+    has_updated = True
 
     def __init__(
         self, rank: int, num_ranks: int, device: torch.device, *, ranks_per_replica: int = 0, offload: bool = False
@@ -80,6 +82,9 @@ class Shard:
 
     def begin_update(self) -> None: ...
 
+    def agree(self, part: Part) -> list[Part] | None:
+        return self.gather(part)
+
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         """Passes have summed over the shards already; the same rows of all replicas are left."""
         if self.num > 1:
@@ -89,6 +94,10 @@ class Shard:
 
     def end_pass(self) -> None:
         let_go(self._policy)
+
+    def appoint(self, duty: str) -> None: ...
+
+    def has_done(self, duty: str) -> None: ...
 
     def gather(self, message: T, kind: type[T] | None = None) -> list[T]:
         return self._ranks.gather(message, kind)

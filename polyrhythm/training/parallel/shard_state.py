@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from polyrhythm.training.packing.layout import empty_row
 from polyrhythm.training.parallel.channel import Channel, aside
+from polyrhythm.training.parallel.part import Part
 from polyrhythm.training.parallel.sharding import held_rows, let_go, shard_model
 from polyrhythm.training.policy.tri_model import TriModel
 from polyrhythm.types import MicroBatch
@@ -28,6 +29,7 @@ class ShardedState:
     num_shards = 1
     is_leader = True
     is_alone = False
+    has_updated = True
     writes_rows = True
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device, *, offload: bool = False):
@@ -61,6 +63,9 @@ class ShardedState:
     def begin_update(self) -> None:
         self._models.score(empty_row().to(self._device))
 
+    def agree(self, part: Part) -> list[Part] | None:
+        return self.gather(part)
+
     def add_up(self, gradients: Sequence[Tensor], divisor: float) -> float:
         self._sync(True)
         self._models.pass_without_gradient(empty_row().to(self._device))
@@ -69,6 +74,10 @@ class ShardedState:
 
     def end_pass(self) -> None:
         let_go(self._policy)
+
+    def appoint(self, duty: str) -> None: ...
+
+    def has_done(self, duty: str) -> None: ...
 
     def gather(self, message: T, kind: type[T] | None = None) -> list[T]:
         return self._ranks.gather(message, kind)

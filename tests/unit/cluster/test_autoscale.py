@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polyrhythm.cluster.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
+from polyrhythm.cluster.fleet.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
 from polyrhythm.config import ClusterConfig, load_config
 from polyrhythm.errors import RunError, UserError
 from tests.statuses import make_engine, make_status

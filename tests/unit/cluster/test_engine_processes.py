@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from polyrhythm.cli import engines as command
-from polyrhythm.cluster.engine_processes import EngineProcesses
+from polyrhythm.cluster.fleet.engine_processes import EngineProcesses
 from polyrhythm.cluster.launcher import ProcessSpec, RunProcess
 from polyrhythm.cluster.local_processes import LocalLauncher
-from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.run_folder import ENGINE, RunFolder
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.status import RunStatus
 from tests.statuses import make_engine, make_status
@@ -140,8 +140,8 @@ def test_an_engine_that_is_given_up_while_its_process_lives_is_killed_and_starte
 
 def test_requested_engines_are_started_once_and_never_under_a_name_that_is_taken(make_engines, folder):
     engines, notes = make_engines(1, "engine-0")
-    assert folder.request_engine(taken={"engine-0"}).name == "engine-1"
-    assert folder.request_engine(taken={"engine-0"}).name == "engine-2"
+    assert folder.request(ENGINE, taken={"engine-0"}).name == "engine-1"
+    assert folder.request(ENGINE, taken={"engine-0"}).name == "engine-2"
     engines.start_requested()
     engines.start_requested()
     assert engines.names == ["engine-0", "engine-1", "engine-2"] and len(notes) == 2
@@ -151,7 +151,7 @@ def test_engines_that_are_added_in_a_row_get_names_of_their_own_before_they_have
     make_engines, folder, monkeypatch
 ):
     engines, _ = make_engines(0, "engine-0")
-    monkeypatch.setattr(command, "_status", lambda run: status(run, engine_0="ready"))
+    monkeypatch.setattr(command, "status_of", lambda run: status(run, engine_0="ready"))
     monkeypatch.setattr(time, "sleep", lambda _: engines.start_requested())  # the supervisor looks while they wait
     assert [command.add_engine(folder), command.add_engine(folder)] == ["engine-1", "engine-2"]
     assert engines.names == ["engine-0", "engine-1", "engine-2"]
@@ -194,9 +194,9 @@ def test_a_mistake_of_a_late_engine_ends_a_run_that_no_other_serves(make_engines
 
 
 def test_a_run_folder_that_goes_on_forgets_old_requests(folder):
-    folder.request_engine(taken=set())
+    folder.request(ENGINE, taken=set())
     (folder.path / "run.json").write_text(json.dumps({"model_dir": str(folder.path), "store_root": "/x"}))
     from polyrhythm.config import Config
 
     folder.reopen(Config(weights={"root": str(folder.path / "weights")}), 0)  # pyright: ignore
-    assert folder.take_engine_requests() == []
+    assert folder.take_requests(ENGINE) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Protocol
 
-from polyrhythm.cluster.run_folder import free_engine_name
+from polyrhythm.cluster.run_folder import ENGINE, free_name
 from polyrhythm.config import ClusterConfig
 from polyrhythm.errors import RunError
 from polyrhythm.observe.activity import Activity, seconds_metric
@@ -142,7 +142,7 @@ class Autoscaler:
         return sum(engine.state in serving and engine.name not in ours for engine in status.engines)
 
     def _act(self, decision: Decision, num_finished: int, names: list[str], taken: set[str]) -> None:
-        name = free_engine_name(taken | set(names)) if decision.change > 0 else names[-1]
+        name = free_name(ENGINE, taken | set(names)) if decision.change > 0 else names[-1]
         try:
             if decision.change > 0:
                 self._engines.start(name)

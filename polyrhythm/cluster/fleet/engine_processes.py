@@ -1,10 +1,10 @@
 """The engines that this run has started: restarted when they die, within a budget, and ended when they are let go."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
+from polyrhythm.cluster.fleet.restarts import Restarts
 from polyrhythm.cluster.launcher import Launcher, ProcessSpec, RunProcess, command_of, failed_by_mistake
-from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.run_folder import ENGINE, RunFolder
 from polyrhythm.devices.plan import ON_CPU, DevicePlan
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.observe.status import EngineState, EngineView, RunStatus
@@ -25,8 +25,7 @@ class EngineProcesses:
         self._folder = folder
         self._launcher = launcher
         self._num_threads = num_threads
-        self._max_restarts = max_restarts
-        self._num_restarts: Counter[str] = Counter()
+        self._restarts = Restarts(max_restarts, note)
         self._leaving: set[str] = set()
         self._unproven: set[str] = set()
         self._given_up: dict[str, RunProcess] = {}
@@ -71,7 +70,7 @@ class EngineProcesses:
 
     def start_requested(self) -> None:
         """Start the engines that were asked for with `polyrhythm engines add`."""
-        for name in self._folder.take_engine_requests():
+        for name in self._folder.take_requests(ENGINE):
             if name not in self.processes:
                 self._note(f"{name} is started: it was asked for")
                 self.start(name)
@@ -110,22 +109,17 @@ class EngineProcesses:
             self._note(f"{process.name} has left the run")
             del self.processes[process.name]
         elif failed_by_mistake(process):
-            if not is_served or process.name in self._unproven or self._max_restarts == 0:
+            if not is_served or process.name in self._unproven or self._restarts.max_restarts == 0:
                 raise UserError(process.describe_end())
-            self._give_up(process, "it would fail in the same way again, so it stays away")
-        elif self._max_restarts == 0:
+            self._given_up[process.name] = self.processes.pop(process.name)
+            self._note(f"{process.describe_end()}: it would fail in the same way again, so it stays away")
+        elif self._restarts.max_restarts == 0:
             raise RunError(process.describe_end())
-        elif self._num_restarts[process.name] < self._max_restarts:
-            self._num_restarts[process.name] += 1
-            number = f"{self._num_restarts[process.name]} of {self._max_restarts}"
-            self._note(f"{process.describe_end()}: it is started again, {number}")
+        elif self._restarts.allow(process):
             self.start(process.name)
         else:
-            self._give_up(process, f"cluster.max_restarts={self._max_restarts} are used up, it stays away")
-
-    def _give_up(self, process: RunProcess, why: str) -> None:
-        self._given_up[process.name] = self.processes.pop(process.name)
-        self._note(f"{process.describe_end()}: {why}")
+            self._given_up[process.name] = self.processes.pop(process.name)
+            self._restarts.give_up(process)
 
     def _others(self, status: RunStatus) -> list[str]:
         """Engines of the run that were started elsewhere."""

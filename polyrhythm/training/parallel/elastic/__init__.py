@@ -1,0 +1,1 @@
+"""training.elastic: ranks that join, are lost and leave while the run goes on."""
