@@ -77,14 +77,9 @@ class Conductor:
         self.failure: str | None = None
         self.trainer = TrainerState(config.training.rank_names)
         self.rendezvous = Rendezvous(self.raise_failure)
-        self.elastic: ElasticRanks | None = None
-        if config.training.elastic:
-            self.elastic = ElasticRanks(
-                config, first_step, self.rendezvous, self.raise_failure, self._event, self.fail, self.trainer.forget
-            )
-        self.membership = self.elastic or membership_of(
-            config, first_step, self.rendezvous, self.raise_failure, self._event
-        )
+        meeting = (config, first_step, self.rendezvous, self.raise_failure, self._event)
+        self.elastic = ElasticRanks(*meeting, self.fail, self.trainer.forget) if config.training.elastic else None
+        self.membership = self.elastic or membership_of(*meeting)
         self.first_step = first_step
         self.setup = setup
         self.step_log = step_log
@@ -249,8 +244,8 @@ class Conductor:
             raise Conflict(f"weights v{version} cannot be: step {step.number} is open")
         if not step.is_complete:
             raise Conflict(f"step {step.number} has {len(step.finished)} of {step.num_groups} groups: not all are in")
-        if self.elastic is not None and not self.elastic.is_trained:
-            raise Conflict(f"the ranks have not committed the last update of step {step.number}")
+        if self.elastic:
+            self.elastic.check_trained(step)
         if step.assignment.num_taken < step.num_groups:
             raise Conflict(
                 f"the ranks have taken {step.assignment.num_taken} of the {step.num_groups} groups of step {step.number}: "

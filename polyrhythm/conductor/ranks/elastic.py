@@ -206,6 +206,10 @@ class ElasticRanks:
             step.assignment.add(member.id)
         self._begin_update()
 
+    def check_trained(self, step: Step) -> None:
+        if not self.is_trained:
+            raise Conflict(f"the ranks have not committed the last update of step {step.number}")
+
     def close_step(self, step: Step) -> dict[str, float]:
         """The weights that it made are published; what was seen of the ranks meanwhile."""
         self._is_done(publish_duty(step.version + 1))
