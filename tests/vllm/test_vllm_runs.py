@@ -28,13 +28,14 @@ MODEL = "smollm2-135m"
 @pytest.mark.pretrained
 def test_vllm_alone_then_beside_an_embedded_engine_then_killed_in_the_middle_of_a_group(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    others = processes_of_vllm()  # the server of other tests may still be there
     with polyrhythm.rollouts(**settings()) as loader:
         trainer = Trainer(loader.config, load_policy(resolve_model(MODEL)))
         loader.publish(trainer.policy)
         steps = loader.steps()
         for _ in range(NUM_ALONE):
             train_one(trainer, loader, steps)
-        vllm = processes_of_vllm()
+        vllm = [process for process in processes_of_vllm() if process not in others]
         assert vllm and not listening_beyond_this_machine(vllm)
         with joined(loader, "helper", "--kind", "embedded"):
             wait_for(lambda: is_ready(engine(loader, "helper")))
@@ -44,7 +45,7 @@ def test_vllm_alone_then_beside_an_embedded_engine_then_killed_in_the_middle_of_
             wait_for(lambda: engine(loader, "engine-0").num_in_flight_groups > 0)
             vllm[0].kill()
             train_one(trainer, loader, steps)
-            restarted = processes_of_vllm()
+            restarted = [process for process in processes_of_vllm() if process not in others]
     metrics = polyrhythm.Run(loader.folder).metrics
     assert len(metrics) == NUM_ALONE + NUM_MIXED
     assert all(step["onpolicy/violations"] == 0 for step in metrics)
