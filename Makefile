@@ -33,6 +33,7 @@ test-vllm: setup-dev  ## vLLM as an engine: makes its environment (3.5 GB), then
 
 soak: setup-dev  ## random faults for SOAK_MINUTES (15): nothing lost, nothing twice, memory flat
 	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/soak.py --ranks 3
 
 lint: setup-dev  ## style and types
 	$(BIN)/ruff check .

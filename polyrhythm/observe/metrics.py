@@ -190,6 +190,9 @@ METRICS: dict[str, Metric] = {
     "time/trainer_forward_backward_s": Metric("trainer", "seconds", "Forward and backward passes."),
     "time/trainer_update_s": Metric("trainer", "seconds", "Clipping and the optimizer."),
     "time/trainer_publish_s": Metric("trainer", "seconds", "Writing the new weights for the engines."),
+    "time/trainer_verify_s": Metric(
+        "trainer", "seconds", "Proving that the weights are those that another rank has published.", ELASTIC
+    ),
     "time/trainer_agree_s": Metric(
         "trainer", "seconds", "Waiting for the slowest rank before gradients are added up.", RANKS
     ),
