@@ -74,7 +74,12 @@ def run(parsed: argparse.Namespace) -> int:
     flags = read_flags(parsed.flags, parsed)
     config = load_resumed_config(parsed.resume, flags) if parsed.resume else load_config(parsed.config, flags)
     if parsed.chaos:
-        check_ranks(read_plan(parsed.chaos), config.training.rank_names, is_elastic=config.training.elastic)
+        plan = read_plan(parsed.chaos)
+        check_ranks(plan, config.training.rank_names, is_elastic=config.training.elastic)
+        if config.cluster.kind == "ray" and any(fault.role == "engine" for fault in plan.fault):
+            raise UserError(
+                "--chaos: engines that Ray places do not see the plan: use cluster.kind='local' for their faults"
+            )
     beginning = find_beginning(parsed.earlier, config, parsed.with_optimizer) if parsed.earlier else None
     if parsed.dry_run:
         return _dry_run(config, beginning.model_dir if beginning else None)

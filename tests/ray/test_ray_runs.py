@@ -168,7 +168,8 @@ def addresses_listened_at(process: psutil.Process) -> list[str]:
 
 def test_a_cluster_of_our_own_is_on_loopback_and_ends_with_the_run_however_it_ends(cli, start):
     running = start(cli.arguments(cluster__kind="ray", engine__threads=1, training__threads=1, num_steps=100_000))
-    cli.wait_for_steps(1)
+    cli.wait_for(lambda: running.poll() is not None or has_a_step(cli), "the first step")
+    assert running.poll() is None, running.stdout.read()
     processes = psutil.Process(running.pid).children(recursive=True)
     names = {process.name() for process in processes}
     assert {"gcs_server", "raylet"} <= names, names
@@ -178,6 +179,11 @@ def test_a_cluster_of_our_own_is_on_loopback_and_ends_with_the_run_however_it_en
     running.kill()
     cli.wait_for(lambda: not any(map(is_alive, processes)), "the end of every process")
     cli.wait_for(lambda: not Path(folder).exists(), "the removal of Ray's folder")
+
+
+def has_a_step(cli: Cli) -> bool:
+    run_dir = cli.newest_run()
+    return run_dir is not None and (run_dir / "metrics.jsonl").exists()
 
 
 def is_folder_of_ray(part: str) -> bool:

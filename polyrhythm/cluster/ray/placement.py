@@ -87,15 +87,15 @@ def _missing(wish: Wish, wishes: Sequence[Wish], placed: Mapping[str, str], node
     """One line. What can be freed is told apart from what the cluster never had."""
     alike = [other for other in wishes if other.key == wish.key]
     num_placed = sum(other.name in placed for other in alike)
-    what = "engines" if wish.key == "engine.resources" else "ranks"
+    what = "engine" if wish.key == "engine.resources" else "rank"
+    whom = f"the {what}" if len(alike) == 1 else f"each of {len(alike)} {what}s"
     could_ever = any(_fits(wish.needs, node.total) for node in nodes)
     has = "; ".join(f"{node.address} has {_free_of_total(node, wish.needs)}" for node in nodes) or "it has no nodes"
     fix = (
         f"free some, lower {wish.key} or have fewer of them" if could_ever else f"add such a node, or change {wish.key}"
     )
     return (
-        f"{wish.key} asks for {in_words(wish.needs)} for each of {len(alike)} {what}, and {cluster} has room for "
-        f"{num_placed}: {has}; {fix}"
+        f"{wish.key} asks for {in_words(wish.needs)} for {whom}, and {cluster} has room for {num_placed}: {has}; {fix}"
     )
 
 

@@ -27,7 +27,7 @@ def test_processes_are_spread_over_nodes_or_packed_on_the_first_with_room():
 
 def test_a_process_must_fit_on_one_node():
     with pytest.raises(
-        UserError, match=r"asks for GPU 4 for each of 1 engines, and it has room for 0: a has GPU 2; b has GPU 2"
+        UserError, match=r"asks for GPU 4 for the engine, and it has room for 0: a has GPU 2; b has GPU 2"
     ):
         plan_placement(engines(1, GPU=4), [node("a", GPU=2), node("b", GPU=2)], "it", is_spread=True)
 
