@@ -19,13 +19,14 @@ def run_as_a_trainer_does(threads: int) -> None:
 
 def peak_megabytes_of(work: Callable[[], object]) -> float:
     """Peak resident memory of some work above what the process holds before it."""
-    before = _status_megabytes("VmRSS")
+    before = status_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the earlier peak
     work()
-    return _status_megabytes("VmHWM") - before
+    return status_megabytes("VmHWM") - before
 
 
-def _status_megabytes(field: str) -> float:
+def status_megabytes(field: str) -> float:
+    """Of this process: VmRSS is what it holds now, VmHWM the most that it held."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024

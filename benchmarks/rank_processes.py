@@ -13,6 +13,7 @@ from polyrhythm.cluster.cores import process_environment
 from tests.meeting_place import CREDENTIAL, meeting_place
 
 DEADLINE_S = 900
+GROUP_SIZE, PROMPT, COMPLETION = 8, 51, 4
 
 
 def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,3 +56,16 @@ def meet(options: argparse.Namespace, training: Any):
 
 def roomy_place() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def make_group(version: int, position: int):
+    """As long as a group of the quickstart."""
+    from polyrhythm.types import Completion, Group, Rollout, Trace
+
+    rollouts = []
+    for index in range(GROUP_SIZE):
+        tokens = [100 + (7 * position + 3 * index + place) % 1000 for place in range(COMPLETION)]
+        completion = Completion(token_ids=tokens, rollout_logprobs=[-1.0] * COMPLETION, finish_reason="stop")
+        rollouts.append(Rollout(index, Trace.of(completion), version, reward=float(index % 2)))
+    prompt = [100 + (11 * position + place) % 1000 for place in range(PROMPT)]
+    return Group(version, position, position, prompt, rollouts)

@@ -6,24 +6,18 @@ the update, and the check that all ranks hold the same weights.
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from rank_processes import COMPLETION, GROUP_SIZE, add_rank_arguments, make_group, meet, roomy_place, run_ranks
 
-from polyrhythm.cluster.cores import process_environment
 from polyrhythm.observe.activity import Activity
 from polyrhythm.weights.pretrained import resolve_model
-from tests.meeting_place import CREDENTIAL, meeting_place
 
 MODES = {"one_rank": (1, 1), "two_ranks": (2, 1), "one_rank_two_threads": (1, 2)}
-GROUP_SIZE, PROMPT, COMPLETION = 8, 51, 4
-DEADLINE_S = 600
 
 
 def main() -> None:
@@ -32,17 +26,14 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--short", action="store_true", help="two turns")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--num-ranks", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--meeting", help=argparse.SUPPRESS)
+    add_rank_arguments(parser)
     options = parser.parse_args()
     if options.rank is not None:
         print(json.dumps(measure(options)))
         return
     resolve_model(options.model)
     rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    with tempfile.TemporaryDirectory(dir=_roomy_place()) as place:
+    with tempfile.TemporaryDirectory(dir=roomy_place()) as place:
         for turn in range(2 if options.short else options.turns):
             for mode in MODES:
                 rows[mode].append(launch(mode, options, Path(place)))
@@ -66,23 +57,8 @@ def summary(rows: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 def launch(mode: str, options: argparse.Namespace, root: Path) -> dict[str, float]:
     """The step takes as long as its slowest rank; adding up, without waiting for others, as long as the last to come needs."""
     num_ranks, num_threads = MODES[mode]
-    folder = root / mode
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, __file__, "--model", options.model, "--groups", str(options.groups)]
-    command += ["--num-ranks", str(num_ranks), "--folder", str(folder)]
-    with meeting_place(*(f"trainer-{rank}" for rank in range(num_ranks))) as place:
-        ranks = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank), "--meeting", place.url], env=process_environment(num_threads), text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )
-            for rank in range(num_ranks)
-        ]  # fmt: skip
-        said = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
-    for rank, (_, trouble) in zip(ranks, said, strict=True):
-        if rank.returncode:
-            raise SystemExit(trouble)
-    rows = [json.loads(output.splitlines()[-1]) for output, _ in said]
+    arguments = ["--model", options.model, "--groups", str(options.groups)]
+    rows = run_ranks(__file__, arguments, num_ranks, root / mode, threads=num_threads)
     return {
         "step_s": max(row["step_s"] for row in rows),
         "reduce_s": min(row["reduce_s"] for row in rows),
@@ -96,7 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
     from polyrhythm.config import load_config
     from polyrhythm.loader import LoaderSettings, RolloutLoader
-    from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks
+    from polyrhythm.training.parallel.ranks import leave_ranks
     from polyrhythm.training.policy.tri_model import load_policy
     from polyrhythm.training.trainer import Trainer
     from polyrhythm.weights.export import exported
@@ -105,7 +81,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
     training = {"num_ranks": options.num_ranks}
     config = load_config([], {"num_steps": 3, "rollout": rollout, "training": training})
-    replica = join_ranks(options.meeting, CREDENTIAL, f"trainer-{options.rank}")
+    replica = meet(options, config.training)
     trainer = Trainer(config, load_policy(resolve_model(options.model)), replica=replica)
     store, seconds = WeightStore(options.folder / "weights"), []
     settings = LoaderSettings.of(config, share_prompt=trainer.models.shares_prompts)
@@ -148,21 +124,9 @@ class Share:
         from polyrhythm.messages import GroupsReply
 
         mine = range(self.options.rank, self.options.groups, self.options.num_ranks)
-        return GroupsReply(groups=[_group(version, position) for position in mine][offset:], is_last=True)
+        return GroupsReply(groups=[make_group(version, position) for position in mine][offset:], is_last=True)
 
     def published(self, version: int, metrics: dict[str, float]) -> None: ...
-
-
-def _group(version: int, position: int):
-    from polyrhythm.types import Completion, Group, Rollout, Trace
-
-    rollouts = []
-    for index in range(GROUP_SIZE):
-        tokens = [100 + (7 * position + 3 * index + place) % 1000 for place in range(COMPLETION)]
-        completion = Completion(token_ids=tokens, rollout_logprobs=[-1.0] * COMPLETION, finish_reason="stop")
-        rollouts.append(Rollout(index, Trace.of(completion), version, reward=float(index % 2)))
-    prompt = [100 + (11 * position + place) % 1000 for place in range(PROMPT)]
-    return Group(version, position, position, prompt, rollouts)
 
 
 def _recorder(trainer, save):
@@ -186,10 +150,6 @@ def gradient_error(place: Path) -> float:
     one, two = (load_file(place / mode / "gradient.safetensors") for mode in ("one_rank", "two_ranks"))
     difference = torch.stack([(one[name] - two[name]).norm() for name in one]).norm()
     return float(difference / torch.stack([tensor.norm() for tensor in one.values()]).norm())
-
-
-def _roomy_place() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ from statistics import median
 from types import MethodType
 from typing import Any
 
-from rank_processes import add_rank_arguments, meet, roomy_place, run_ranks
+from rank_processes import COMPLETION, GROUP_SIZE, PROMPT, add_rank_arguments, make_group, meet, roomy_place, run_ranks
 
 from polyrhythm.weights.pretrained import resolve_model
 
 MODES = ("replicate", "shard_state")
-GROUP_SIZE, PROMPT, COMPLETION = 8, 51, 4
 
 
 def main() -> None:
@@ -73,7 +72,11 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from polyrhythm.training.trainer import Trainer
 
     rollout = {"groups_per_step": options.groups, "group_size": GROUP_SIZE, "max_tokens": COMPLETION}
-    training = {"num_ranks": options.num_ranks, "parallel": options.parallel, "tokens_per_micro_batch": 1}
+    training = {
+        "num_ranks": options.num_ranks,
+        "parallel": options.parallel,
+        "tokens_per_micro_batch": PROMPT + GROUP_SIZE * COMPLETION,
+    }
     config = load_config([], {"num_steps": 2, "rollout": rollout, "training": training})
     replica = meet(options, config.training)
     trainer = Trainer(config, load_policy(resolve_model(options.model)), replica=replica)
@@ -122,14 +125,12 @@ class ByDemand:
         self._is_last = False
 
     def groups(self, version: int, offset: int, until: int, wait_s: float):
-        from ranks import _group
-
         from polyrhythm.messages import GroupsReply
 
         position = self._counter.add(f"groups of {version}", 1) - 1
         if position >= self._num_groups:
             return GroupsReply(groups=[], is_last=True)
-        return GroupsReply(groups=[_group(version, position)], is_last=False)
+        return GroupsReply(groups=[make_group(version, position)], is_last=False)
 
     def published(self, version: int, metrics: dict[str, float]) -> None: ...
 
