@@ -60,6 +60,16 @@ BENCHMARKS = {
         "A training step by one rank, by two, and by one with the threads of both",
         "two ranks {speedup:.2f} × one; gradient within {max_gradient_error:.0e}",
     ),
+    "uneven_ranks.py": Benchmark(
+        "Two ranks, one of them slower, take groups by demand: how much of the step each is busy",
+        "{slower:.0f} × slower, {groups} groups: {replicate[busy][0]:.0%} and {replicate[busy][1]:.0%} replicated, "
+        "{shard_state[busy][0]:.0%} and {shard_state[busy][1]:.0%} with a sharded state",
+    ),
+    "sharding.py": Benchmark(
+        "Publication from four shards against one rank and `full_tensor()`; memory of a rank",
+        "{four_over_one:.2f} × one rank's time, `full_tensor()` {full_tensor_over_four:.1f} × that; tensors of a rank "
+        "{memory_mb[replicate][tensors_mb]} MB, {memory_mb[shard_state][tensors_mb]} MB, {memory_mb[shard][tensors_mb]} MB",
+    ),
     "side_by_side.py": Benchmark("Two quickstarts at the same time against one alone", "{ratio:.2f} × as long"),
     "tri_model.py": Benchmark(
         "Peak memory of one, two and three models",
