@@ -67,7 +67,10 @@ class Supervisor:
                 folder, launcher, threads.trainer, config.cluster.max_restarts, self.note, devices
             )
         self._last_status: RunStatus | None = None
-        self.autoscaler = Autoscaler(config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note)
+        self.autoscaler = Autoscaler(
+            config.cluster, self.engines, folder.path / "autoscale.jsonl", self.note,
+            training=config.training, ranks=self.elastic_ranks,
+        )  # fmt: skip
 
     def __enter__(self) -> "Supervisor":
         try:

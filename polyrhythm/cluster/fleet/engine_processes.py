@@ -13,7 +13,7 @@ from polyrhythm.observe.status import EngineState, EngineView, RunStatus
 class EngineProcesses:
     """Engine processes by name. `note` is told, in one line, what was done and why.
 
-    These are the ScalableEngines of the autoscaler: `start` makes a process that joins the run, `stop` drains it, which
+    These are the Scalable of the autoscaler: `start` makes a process that joins the run, `stop` drains it, which
     ends its process.
     """
 

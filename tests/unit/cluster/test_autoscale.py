@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from polyrhythm.cluster.fleet.autoscale import COOL_DOWN_S, NUM_STEPS_SEEN, Autoscaler, StepDemand, decide, demand_of
+from polyrhythm.cluster.fleet.autoscale import (
+    COOL_DOWN_S,
+    NUM_STEPS_SEEN,
+    Autoscaler,
+    StepDemand,
+    decide,
+    decide_ranks,
+    demand_of,
+)
 from polyrhythm.config import ClusterConfig, load_config
 from polyrhythm.errors import RunError, UserError
 from tests.statuses import make_engine, make_status
@@ -134,3 +142,65 @@ def test_it_is_off_unless_a_range_is_given(tmp_path):
 def test_a_range_that_excludes_the_first_number_is_refused():
     with pytest.raises(UserError, match=r"cluster\.num_engines=2 is not between cluster\.min_engines=3 and"):
         load_config([], {"cluster": {"num_engines": 2, "min_engines": 3}})
+
+
+@pytest.mark.parametrize(
+    ("wait", "idle", "num_ranks", "change", "said"),
+    [
+        (0.1, 0.8, 1, +1, "engines were idle 80% of the time: one more rank"),
+        (0.1, 0.8, 3, 0, "but training.max_ranks=3 ranks are there"),
+        (0.7, 0.1, 2, -1, "the trainer waited 70%"),
+        (0.45, 0.1, 2, 0, "the trainer waited 45%"),
+        (0.7, 0.1, 1, 0, "the trainer waited 70%"),
+        (0.2, 0.2, 2, 0, "the trainer waited 20%"),
+    ],
+)
+def test_ranks_become_more_when_engines_wait_and_fewer_when_they_wait_themselves(wait, idle, num_ranks, change, said):
+    decision = decide_ranks([StepDemand(1, wait, idle)] * NUM_STEPS_SEEN, num_ranks, fewest=1, most=3)
+    assert decision.change == change and said in decision.reason
+
+
+class Fleet:
+    """Processes by name, without any."""
+
+    def __init__(self, *names: str):
+        self.names = list(names)
+
+    def start(self, name: str) -> None:
+        self.names.append(name)
+
+    def stop(self, name: str) -> None:
+        self.names.remove(name)
+
+
+def test_one_more_rank_is_started_before_an_engine_is_let_go(tmp_path):
+    config = load_config([], {
+        "cluster": {"num_engines": 2, "min_engines": 1, "max_engines": 2},
+        "training": {"num_ranks": 1, "elastic": True, "max_ranks": 2},
+    })  # fmt: skip
+    engines, ranks, now_s = Fleet("engine-0", "engine-1"), Fleet("trainer-0"), [0.0]
+    autoscaler = Autoscaler(
+        config.cluster,
+        engines,
+        tmp_path / "autoscale.jsonl",
+        lambda line: None,
+        lambda: now_s[0],
+        config.training,
+        ranks,
+    )
+    metrics = {
+        "engines/serving": 2, "time/step_s": 10.0, "time/load_s": 0.0, "generate/last_group_s": 1.0,
+        "time/trainer_wait_s": 1.0,
+    }  # fmt: skip
+    for step in range(1, 9):
+        now_s[0] += COOL_DOWN_S
+        shown = make_status(num_finished_steps=step, last_metrics=metrics | {"ranks/num": len(ranks.names)})
+        autoscaler.look(shown)
+    assert ranks.names == ["trainer-0", "trainer-1"]
+    assert engines.names == ["engine-0"], "when there is no room for another rank"
+    lines = [json.loads(line) for line in (tmp_path / "autoscale.jsonl").read_text().splitlines()]
+    assert [(line.get("rank") or line.get("engine"), line["change"]) for line in lines] == [
+        ("trainer-1", 1),
+        ("engine-1", -1),
+    ]
+    assert lines[0]["ranks"] == 2 and lines[0]["reason"].endswith("one more rank")
