@@ -208,7 +208,8 @@ class ClusterConfig(Section):
     max_engines: int = Field(default=0, ge=0)
     """Most engines of this machine when they follow demand; 0 is cluster.num_engines."""
     max_restarts: int = Field(default=3, ge=0)
-    """How often each engine of this machine is started again after it died; with 0 a dead engine ends the run."""
+    """How often each engine and each elastic rank of this machine is started again after it died; with 0 a dead engine ends the
+    run, and a dead elastic rank stays away."""
     cores: Literal["auto", "follow", "split"] = "auto"
     """follow: cores go to whoever has work, at run time. split: each process keeps its threads. auto: follow, unless
     order is "problem" (a change of threads can change the last bit) or threads are set."""

@@ -179,9 +179,9 @@ class ElasticRanks:
         return await self._until(verdict, request.member, wait_s) or RankVerdict("wait")
 
     def failed(self, request: RankFailed) -> None:
-        self.check(request.member)
+        name = self.check(request.member).name
         if self.update is not None:
-            log.warning("%s could not add up in epoch %d: %s", request.member, request.epoch, request.cause)
+            log.warning("%s could not add up in epoch %d: %s", name, request.epoch, request.cause)
             self.update.failed(request.member, request.epoch, request.cause)
             self._follow_update()
 
