@@ -23,7 +23,7 @@ from polyrhythm.training.parallel.channel import lost_ranks_named
 from polyrhythm.training.parallel.elastic.entering import enter_run
 from polyrhythm.training.parallel.elastic.replica import ElasticReplica, join_elastic
 from polyrhythm.training.parallel.meeting import ConductorLine
-from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, leave_run, replica_kind
+from polyrhythm.training.parallel.ranks import join_ranks, leave_ranks, leave_run, replica_kind, stay_in_run
 from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.policy.tri_model import load_policy
 from polyrhythm.training.publication import Publication
@@ -86,6 +86,7 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
             config, share_prompt=trainer.models.shares_prompts, snapshot_bytes=snapshot_bytes(config, run.model_dir)
         )
         loader = RolloutLoader(client, settings, recorder=recorder, first_step=first_step, shards=replica)
+    stay_in_run()
     with interrupts.deferred():
         with checkpoints.kept(), lost_ranks_named():
             train(loader, trainer, publication, checkpoints, recorder)

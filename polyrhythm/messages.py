@@ -156,6 +156,8 @@ class RankBeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     member: str
+    wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """So long it waits for bad news, then it says so again."""
     is_leaving: bool = False
 
 

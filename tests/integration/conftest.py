@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,11 +111,14 @@ class Cli:
         merged = defaults | {key.replace("__", "."): value for key, value in flags.items()}
         return ["train", *(part for key, value in merged.items() for part in (f"--{key}", str(value)))]
 
-    def start(self, arguments: list[str]) -> subprocess.Popen[str]:
+    def start(
+        self, arguments: list[str], within: Callable[..., list[str]] = lambda *words: list(words)
+    ) -> subprocess.Popen[str]:
+        """`within` puts the command line into another one."""
         path = os.pathsep.join(str(folder) for folder in (ROOT, self.packages) if folder)
         environment = os.environ | {"PYTHONPATH": path}
         return subprocess.Popen(
-            [sys.executable, "-m", "polyrhythm", *arguments], cwd=self.work_dir, env=environment, text=True,
+            within(sys.executable, "-m", "polyrhythm", *arguments), cwd=self.work_dir, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 

@@ -240,7 +240,7 @@ class ElasticRanks:
             self.lose(member.id, f"it gave no sign of life for {self.members.lease_s:g} s")
         return None
 
-    def heartbeat(self, beat: RankBeat) -> None:
+    async def heartbeat(self, beat: RankBeat, wait_s: float) -> None:
         """Elastic ranks say so by `stay`."""
         self.check(beat.member)
 

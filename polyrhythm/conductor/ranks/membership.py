@@ -14,6 +14,8 @@ from polyrhythm.messages import Membership, RankBeat, RankJoin
 SILENCE_S = 5.0
 """Who waits for the others asks again and again: who has not asked for so long is gone, and another may take its place."""
 TICK_S = 1.0
+NEWS_TICK_S = 0.25
+"""Shorter than a conductor that has failed goes on to answer."""
 WITHOUT_FOLDER = (
     "{name} writes weights, checkpoints and the trained model: it needs the run's folder and weight store "
     "on its machine, at the paths that they have at the conductor (a shared output_dir and weights.root)"
@@ -28,8 +30,8 @@ class Place:
 
     member: str
     seen_s: float
-    has_left: bool = False
-    """It had nothing more to do."""
+    is_beating: bool = False
+    """It gives signs of life from its first one on until it leaves; before, it starts, and the run's stall deadline judges."""
 
 
 class FixedMembership:
@@ -86,12 +88,18 @@ class FixedMembership:
                 return Membership(self.epoch, members, self._version, name, self._lease_s)
             await self._changed.wait(min(remaining_s, TICK_S))
 
-    def heartbeat(self, beat: RankBeat) -> None:
-        self._check()
+    async def heartbeat(self, beat: RankBeat, wait_s: float) -> None:
+        """A sign of life. The answer comes when `wait_s` have passed, or at once if the run has failed: the rank may be waiting
+        for another, and hears of it in no other way."""
         place = self._places.get(beat.name)
         if place is None or place.member != beat.member:
             raise Dismissed(f"rank {beat.name} is another process")
-        place.seen_s, place.has_left = time.monotonic(), beat.is_leaving
+        now_s = place.seen_s = time.monotonic()
+        place.is_beating = not beat.is_leaving
+        self._check()
+        while (remaining_s := now_s + wait_s - time.monotonic()) > 0:
+            await self._changed.wait(min(remaining_s, NEWS_TICK_S))
+            self._check()
 
     def why_lost(self, is_over: bool) -> str | None:
         """Why the run cannot go on: one of those who have begun together gives no sign of life.
@@ -101,7 +109,7 @@ class FixedMembership:
         now_s = time.monotonic()
         for name, place in self._places.items():
             silent_s = now_s - place.seen_s
-            is_needed = self.epoch > 0 and not place.has_left and (not is_over or name == self.names[0])
+            is_needed = place.is_beating and (not is_over or name == self.names[0])
             if is_needed and silent_s > self._lease_s:
                 return f"rank {name} gave no sign of life for {silent_s:.0f} s (conductor.lease_s={self._lease_s:g})"
         return None

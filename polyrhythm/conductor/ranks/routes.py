@@ -36,7 +36,8 @@ class RankRoutes:
         return packed(await self._membership.join(message, min(message.wait_s, MAX_WAIT_S)))
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        self._membership.heartbeat(await read_message(request, RankBeat))
+        beat = await read_message(request, RankBeat)
+        await self._membership.heartbeat(beat, min(beat.wait_s, MAX_WAIT_S))
         return packed({})
 
 

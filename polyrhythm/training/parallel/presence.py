@@ -17,26 +17,24 @@ from polyrhythm.errors import AnotherFailed, RunError
 from polyrhythm.training.parallel.meeting import MEMBER, ConductorLine, Unreached
 
 BEATS_PER_LEASE = 4
+RETRY_S = 0.5
 LAST_WORDS_S = 60.0
 """So long a rank has to save what it can, once it waits for nobody any more."""
 
 log = logging.getLogger(__name__)
 
 
-def break_off_collectives(conductor_url: str) -> None:
-    """Fail the collective operation that this process is in, if it is in one. Call it from another thread.
+def break_off_waits(conductor_url: str | None) -> None:
+    """Fail what this process waits for: a collective operation and, if no URL is given, an answer of the conductor too.
 
-    gloo cannot be asked to (its abort ends the process in torch 2.13), but it notices that its connections are gone: all those
-    of a rank that do not lead to the conductor.
+    Call it from another thread. gloo cannot be asked to (its abort ends the process in torch 2.13), but it notices that its
+    connections are gone: all those of a rank that do not lead to the conductor.
     """
-    if not dist.is_initialized():
-        return
-    if dist.get_backend() != "gloo":
+    if dist.is_initialized() and dist.get_backend() != "gloo":
         dist.distributed_c10d._abort_process_group()  # not tried on any accelerator
-        return
-    address = urlsplit(conductor_url)
+    kept_port = urlsplit(conductor_url).port if conductor_url else None
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port != address.port:
+        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port != kept_port:
             with suppress(OSError), socket.socket(fileno=os.dup(connection.fd)) as theirs:
                 theirs.shutdown(socket.SHUT_RDWR)
 
@@ -54,9 +52,8 @@ class Presence:
         self._lease_s = lease_s
         self._left = threading.Event()
 
-    def start(self) -> "Presence":
+    def start(self) -> None:
         threading.Thread(target=self._run, name="presence", daemon=True).start()
-        return self
 
     def leave(self) -> None:
         """This rank has nothing more to do."""
@@ -68,23 +65,25 @@ class Presence:
 
     def _run(self) -> None:
         heard_s = time.monotonic()
-        while not self._left.wait(self._lease_s / BEATS_PER_LEASE):
+        while not self._left.is_set():
             try:
                 self._beat()
                 heard_s = time.monotonic()
             except Unreached as error:
                 if time.monotonic() - heard_s > self._lease_s:
-                    return self._end(str(error))
+                    return self._end(str(error), conductor_url=None)
+                self._left.wait(RETRY_S)
             except RunError as error:
-                return self._end(str(error))
+                return self._end(str(error), self._line.url)
 
     def _beat(self, is_leaving: bool = False) -> None:
-        beat = messages.RankBeat(self._name, MEMBER, is_leaving)
-        self._line.call("/ranks/heartbeat", beat, grace_s=self._lease_s / BEATS_PER_LEASE)
+        pause_s = self._lease_s / BEATS_PER_LEASE
+        beat = messages.RankBeat(self._name, MEMBER, 0.0 if is_leaving else pause_s, is_leaving)
+        self._line.call("/ranks/heartbeat", beat, beat.wait_s, grace_s=pause_s)
 
-    def _end(self, cause: str) -> None:
+    def _end(self, cause: str, conductor_url: str | None) -> None:
         log.warning("%s is not in the run any more: %s", self._name, cause)
-        break_off_collectives(self._line.url)
+        break_off_waits(conductor_url)
         if not self._left.wait(LAST_WORDS_S):
             print(f"polyrhythm: {self._name} is not in the run any more: {cause}", file=sys.stderr, flush=True)
             os._exit(AnotherFailed.exit_code)

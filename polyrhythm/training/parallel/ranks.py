@@ -52,7 +52,7 @@ def join_ranks(
     """
     line = ConductorLine(url, credential)
     membership = meet_others(line, name, deadline, setup)
-    PRESENT.append(Presence(line, name, membership.lease_s).start())
+    PRESENT.append(Presence(line, name, membership.lease_s))
     rank, num = membership.members.index(name), len(membership.members)
     if num == 1:
         return WholeReplica()
@@ -76,6 +76,12 @@ def _backends(device: torch.device) -> str:
 def leave_ranks() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def stay_in_run() -> None:
+    """From now on this rank gives signs of life. While it starts, libraries may keep all its threads from running for long."""
+    for presence in PRESENT:
+        presence.start()
 
 
 def leave_run() -> None:

@@ -117,7 +117,7 @@ async def test_what_makes_no_sense_at_the_rendezvous_is_refused(make_stage, requ
 
 
 def beats(rank: int, member: str = "", is_leaving: bool = False) -> messages.RankBeat:
-    return messages.RankBeat(NAMES[rank], member or f"process {rank}", is_leaving)
+    return messages.RankBeat(NAMES[rank], member or f"process {rank}", is_leaving=is_leaving)
 
 
 async def test_a_rank_without_a_sign_of_life_is_lost_unless_it_has_left_or_all_is_done(ranks):
@@ -125,21 +125,27 @@ async def test_a_rank_without_a_sign_of_life_is_lost_unless_it_has_left_or_all_i
     await ranks.join(joins(1), 0)
     for place in ranks._places.values():
         place.seen_s -= 61
+    assert ranks.why_lost(is_over=False) is None, "they start"
+    for rank in (0, 1):
+        await ranks.heartbeat(beats(rank), 0)
+    for place in ranks._places.values():
+        place.seen_s -= 61
     assert ranks.why_lost(is_over=False) == "rank trainer-0 gave no sign of life for 61 s (conductor.lease_s=60)"
     assert "trainer-0" in ranks.why_lost(is_over=True), "the trained model is not saved"
-    ranks.heartbeat(beats(0))
+    await ranks.heartbeat(beats(0), 0)
     assert "trainer-1" in ranks.why_lost(is_over=False) and ranks.why_lost(is_over=True) is None
-    ranks.heartbeat(beats(1, is_leaving=True))
+    await ranks.heartbeat(beats(1, is_leaving=True), 0)
     ranks._places["trainer-1"].seen_s -= 61
     assert ranks.why_lost(is_over=False) is None
     with pytest.raises(Dismissed, match="rank trainer-0 is another process"):
-        ranks.heartbeat(beats(0, "process of an earlier run"))
+        await ranks.heartbeat(beats(0, "process of an earlier run"), 0)
 
 
 async def test_a_lost_rank_ends_the_run_and_those_who_live_hear_why(make_stage):
     stage = await make_stage(training={"num_ranks": 2}, conductor={"lease_s": 0.5})
     both = [asyncio.create_task(stage.call("POST", "/ranks/join", joins(rank, wait_s=10))) for rank in (0, 1)]
     await asyncio.gather(*both)
+    assert (await stage.call("POST", "/ranks/heartbeat", beats(1)))[0] == 200
     async with asyncio.timeout(10):
         while (heard := await stage.call("POST", "/ranks/heartbeat", beats(0)))[0] == 200:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

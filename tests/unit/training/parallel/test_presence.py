@@ -12,11 +12,12 @@ WAITS_IN_A_SUM = """
 import sys, time
 import torch
 from polyrhythm.errors import AnotherFailed
-from polyrhythm.training.parallel.ranks import join_ranks
+from polyrhythm.training.parallel.ranks import join_ranks, stay_in_run
 from tests.meeting_place import CREDENTIAL
 
 url, name, is_deaf = sys.argv[1], sys.argv[2], sys.argv[3] == "deaf"
 replica = join_ranks(url, CREDENTIAL, name)
+stay_in_run()
 print("met", flush=True)
 if is_deaf:
     time.sleep(600)
