@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # so that editors complete
     from polyrhythm.runs.run import Run
     from polyrhythm.runs.training import train
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 __all__ = [
     "AlgorithmConfig", "ClusterConfig", "ConductorConfig", "Config", "EngineConfig", "ObserveConfig", "PromptConfig", "RewardConfig",
     "RolloutConfig", "RolloutLoader", "Run", "TaskConfig", "TrainingConfig", "WeightsConfig", "__version__",
