@@ -30,7 +30,17 @@ ORDER = {
     "Why it is right": ["exactness"],
     "Coming from elsewhere": ["from_trl", "from_verl"],
     "While it trains": ["training", "checkpoints", "loggers", "metrics", "losses"],
-    "Larger and longer": ["scale_out", "ranks", "elastic", "accelerators", "vllm", "faults", "serving", "kernels", "tree"],
+    "Larger and longer": [
+        "scale_out",
+        "ranks",
+        "elastic",
+        "accelerators",
+        "vllm",
+        "faults",
+        "serving",
+        "kernels",
+        "tree",
+    ],
 }
 """From top to bottom. A page that is not written yet is left out."""
 BESIDE = ("*.md", "benchmarks/*.md", "examples/*.md")

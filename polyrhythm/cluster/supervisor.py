@@ -21,6 +21,7 @@ from polyrhythm.cluster.launcher import (
 )
 from polyrhythm.cluster.run_folder import CONDUCTOR_DEADLINE_S, CREDENTIALS_FILE, RunFolder
 from polyrhythm.cluster.signals import signals_handled
+from polyrhythm.cluster.standalone import is_loopback
 from polyrhythm.conductor.engines.cores import CorePlan
 from polyrhythm.config import Config
 from polyrhythm.devices.plan import ON_CPU, DevicePlan
@@ -98,6 +99,9 @@ class Supervisor:
     def watch(self, view: View) -> None:
         """Until the trainer is done. A process whose end ends the run is a RunError or a UserError that names it."""
         self.view = view
+        host = self.config.conductor.host
+        if not is_loopback(host):
+            self.note(f"conductor.host={host} is open to other machines: they need the run's token, and nothing is encrypted")
         if num_elsewhere := self.config.training.ranks_elsewhere:
             tokens = self.folder.path / CREDENTIALS_FILE
             self.note(

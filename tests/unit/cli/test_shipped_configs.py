@@ -29,7 +29,16 @@ def dry_run(tmp_path, monkeypatch, capsys):
         text = (CONFIGS / name).read_text()
         assert GSM8K in text, "what would be downloaded"
         (tmp_path / name).write_text(text.replace(GSM8K, f'path = "{tmp_path / "problems.jsonl"}"'))
-        here = ["--model", str(tmp_path / "model"), "--engine.kind", "embedded", "--rollout.max_tokens", "8", "--prompt.form", "text"]
+        here = [
+            "--model",
+            str(tmp_path / "model"),
+            "--engine.kind",
+            "embedded",
+            "--rollout.max_tokens",
+            "8",
+            "--prompt.form",
+            "text",
+        ]
         code = main(["train", str(tmp_path / name), "--dry-run", *here])
         said = capsys.readouterr()
         return code, said.out + said.err
