@@ -101,7 +101,9 @@ class Supervisor:
         self.view = view
         host = self.config.conductor.host
         if not is_loopback(host):
-            self.note(f"conductor.host={host} is open to other machines: they need the run's token, and nothing is encrypted")
+            self.note(
+                f"conductor.host={host} is open to other machines: they need the run's token, and nothing is encrypted"
+            )
         if num_elsewhere := self.config.training.ranks_elsewhere:
             tokens = self.folder.path / CREDENTIALS_FILE
             self.note(
