@@ -92,10 +92,9 @@ def run_trainer(run: RunFolder, config: Config, rank: int = 0, store: WeightStor
             train(loader, trainer, publication, checkpoints, recorder)
         replica.appoint(SAVE_DUTY)
         checkpoints.save_last(config.num_steps)
+        publication.save_model(config.num_steps, run.model_dir, run.trained_model)
         leave_ranks()
         if replica.is_writer:
-            with recorder.doing(Activity.SAVE):
-                publication.save_model(config.num_steps, run.model_dir, run.trained_model)
             replica.has_done(SAVE_DUTY)
     leave_run()
 

@@ -328,11 +328,6 @@ class Config(BaseSettings, metaclass=Explained):
                 f"conductor.host={self.conductor.host!r} does not say by which address ranks reach each other, and "
                 f"training.ranks_elsewhere={self.training.ranks_elsewhere}: give one address of this machine"
             )
-        if self.dtype == "bfloat16" and self.training.is_sharded:
-            raise ValueError(
-                f"dtype={self.dtype!r} does not go with training.parallel={self.training.parallel!r}: gradients of {self.dtype} "
-                'layers are summed in float32 only where they are whole; use dtype="float32", or training.parallel="replicate"'
-            )
         groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
         if self.training.num_ranks > groups_per_update:
             raise ValueError(

@@ -127,21 +127,19 @@ def trainer_memory(config: Config, shape: ModelShape, *, on_device: bool = False
 
 def _sharded_memory(config: Config, shape: ModelShape, *, on_device: bool) -> Parts:
     """Of one rank that holds some rows of what an update changes; docs/ranks.md has the formula."""
-    training, full = config.training, FP32 * shape.num_parameters
-    rows = (
-        full * training.num_replicas // training.num_ranks
-        if training.parallel == "shard"
-        else full // training.num_ranks
+    training, width, num = config.training, NUMBER_BYTES[config.dtype], shape.num_parameters
+    num_rows = (
+        num * training.num_replicas // training.num_ranks if training.parallel == "shard" else num // training.num_ranks
     )
-    copies = full
-    parts = {"rows of weights, gradients and moments": 4 * rows}
+    copies = width * num
+    parts = {"rows of weights, gradients and moments": 4 * FP32 * num_rows}
     if on_device and training.offload_optimizer:
         parts = {}
     if training.parallel == "shard_state":
-        parts |= {"weights": full, "gradients": full}
+        parts |= {"weights": width * num, "gradients": FP32 * num}
     else:
-        copies = rows
-        parts["layers in use"] = 2 * FP32 * (shape.num_outside_layers + shape.num_in_a_layer)
+        copies = width * num_rows
+        parts["layers in use"] = (width + FP32) * (shape.num_outside_layers + shape.num_in_a_layer)
     if config.algorithm.kl_coef > 0:
         parts["reference"] = copies
     if training.updates_per_step > 1:

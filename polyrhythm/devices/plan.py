@@ -46,8 +46,7 @@ class DevicePlan:
         """With the number format that "auto" means here, for all processes of a run."""
         if config.dtype != "auto":
             return config
-        has_bfloat16 = self.found.has_bfloat16 and not config.training.is_sharded  # sharded, it is refused by name
-        return config.model_copy(update={"dtype": "bfloat16" if has_bfloat16 else "float32"})
+        return config.model_copy(update={"dtype": "bfloat16" if self.found.has_bfloat16 else "float32"})
 
     @property
     def engine_places(self) -> list[int]:

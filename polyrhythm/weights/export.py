@@ -48,18 +48,23 @@ RowsOf = Callable[[str, Tensor], Rows]
 
 
 def exported(
-    policy: torch.nn.Module, rows_of: RowsOf = whole, masters: Mapping[Tensor, Tensor] = MappingProxyType({})
+    policy: torch.nn.Module,
+    rows_of: RowsOf = whole,
+    masters: Mapping[Tensor, Tensor] = MappingProxyType({}),
+    dtype: torch.dtype | None = None,
 ) -> Iterator[Rows]:
-    """The policy's weights for engines, in the number format that it computes in: as much as `rows_of` says that this process holds.
+    """The policy's weights for engines, as much as `rows_of` says that this process holds of them.
 
-    Views of the policy, not copies. Those that have `masters` on the host are taken from there, to be rounded as they are
+    Parameters are published in `dtype`, or in their own number format; buffers always in theirs. Views of the policy, not copies. Those that have `masters` on the host are taken from there, to be rounded as they are
     written: nothing leaves the device.
     """
     on_host = {t: master for t, master in masters.items() if master.device.type == "cpu" != t.device.type}
     sources = named_weights(policy, on_host)
+    parameters = {name for name, _ in policy.named_parameters(remove_duplicate=False)}
     for name, tensor in named_weights(policy).items():
-        is_known = tensor.dtype in EXPORTED_DTYPES or not tensor.is_floating_point()
-        yield rows_of(name, sources[name])._replace(dtype=tensor.dtype if is_known else torch.float32)
+        wanted = dtype if dtype is not None and name in parameters else tensor.dtype
+        is_known = wanted in EXPORTED_DTYPES or not tensor.is_floating_point()
+        yield rows_of(name, sources[name])._replace(dtype=wanted if is_known else torch.float32)
 
 
 def named_weights(model: torch.nn.Module, instead: Mapping[Tensor, Tensor] = MappingProxyType({})) -> dict[str, Tensor]:

@@ -23,9 +23,10 @@ def computing_in_fp32(model: nn.Module) -> Iterator[None]:
         for name, parameter in narrow.pop(module, {}).items():
             setattr(module, name, parameter)
 
-    modules = [module for module in model.modules() if any(map(_is_narrow, module.parameters(recurse=False)))]
+    # All of them: sharded weights are narrow only while they are whole. FSDP's hooks are around ours.
+    modules = [module for module in model.modules() if module._parameters]
     hooks = [module.register_forward_pre_hook(widen) for module in modules]
-    hooks += [module.register_forward_hook(restore) for module in modules]
+    hooks += [module.register_forward_hook(restore, prepend=True) for module in modules]
     try:
         yield
     finally:

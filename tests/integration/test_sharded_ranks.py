@@ -57,3 +57,15 @@ def test_sharded_ranks_train_what_one_rank_trains_also_when_a_shard_dies_and_oth
     assert sorted(path.name for path in (resumed.run_dir / "model").iterdir()) == sorted(
         path.name for path in (alone.run_dir / "model").iterdir()
     )
+
+
+def test_shards_train_in_bfloat16_and_keep_all_digits(cli):
+    run = cli.train(**FLAGS | {"num_steps": 2}, dtype="bfloat16", training__num_ranks=2, training__parallel="shard")
+    assert run.returncode == 0, run.output
+    rows = run.metrics()
+    assert len(rows) == 2 and all(row["ranks/num"] == 2 and row["onpolicy/violations"] == 0 for row in rows)
+    kept = json.loads((run.run_dir / "checkpoints" / "v00000002" / "manifest.json").read_text())["tensors"]
+    assert {entry["dtype"] for name, entry in kept.items() if name.startswith("policy.")} == {"F32"}
+    saved = load_file(run.run_dir / "model" / "model.safetensors")
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values()), "all digits"
+    assert not list(run.run_dir.glob(".model*"))

@@ -68,7 +68,7 @@ class Shard:
             )
         self._policy = models.policy
         for model in models.all():
-            shard_model(model, self._mesh, reshard=True, offload=self._offload)
+            shard_model(model, self._mesh, reshard=True, dtype=models.dtype, offload=self._offload)
 
     def meet(self) -> None:
         self._shards.wait_for_all()

@@ -48,7 +48,7 @@ class ShardedState:
     def hold(self, models: TriModel) -> None:
         """Old policy and reference have nothing to update: to cut them would save nothing in an update."""
         self._models, self._policy = models, models.policy
-        shard_model(models.policy, self._mesh, reshard=False, offload=self._offload)
+        shard_model(models.policy, self._mesh, reshard=False, dtype=models.dtype, offload=self._offload)
         self._sync(False)
 
     def meet(self) -> None: ...

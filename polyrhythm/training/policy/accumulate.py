@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-_SUM = "gradient_sum"
-
 
 def accumulate_in_place(model: nn.Module) -> None:
     """Make the linear layers and embeddings of a model add their weights' gradients in place."""
@@ -81,13 +79,12 @@ class _Embedding(torch.autograd.Function):
 
 
 def gradient_of(weight: Tensor) -> Tensor:
-    """The sum so far, zeros if there is none; in fp32 for weights of fewer digits, whose `grad` could not be."""
-    if weight.dtype.itemsize >= torch.float32.itemsize:
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        return weight.grad
-    total = vars(weight).get(_SUM)
-    if total is None:
-        total = torch.zeros_like(weight, dtype=torch.float32)
-        setattr(weight, _SUM, total)
-    return total
+    """The sum so far, zeros if there is none."""
+    if weight.grad is None:
+        weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
+    return weight.grad
+
+
+def sum_in_fp32(weight: Tensor) -> None:
+    """Of a weight of fewer digits: what autograd computes in its format, as of norms and biases, is added up in fp32, too."""
+    weight.grad_dtype = torch.float32

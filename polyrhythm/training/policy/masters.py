@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from polyrhythm.training.policy.accumulate import gradient_of
+from polyrhythm.training.policy.accumulate import sum_in_fp32
 
 Masters = Mapping[Tensor, Tensor]
 """By the parameter whose master it is; empty for a policy that is its own."""
@@ -30,7 +30,7 @@ def split_masters(policy: PreTrainedModel, dtype: torch.dtype, on_host: bool) ->
         rounded[parameter] = Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
         masters[rounded[parameter]] = Parameter(full, requires_grad=parameter.requires_grad)
         if parameter.requires_grad and dtype != full.dtype:
-            rounded[parameter].register_post_accumulate_grad_hook(_add_to_sum)
+            sum_in_fp32(rounded[parameter])
     _replace(policy, rounded)
     return masters
 
@@ -55,10 +55,3 @@ def _replace(policy: PreTrainedModel, parameters: Mapping[Tensor, Parameter]) ->
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter in parameters:
                 setattr(module, name, parameters[parameter])
-
-
-def _add_to_sum(parameter: Tensor) -> None:
-    """What autograd itself computes, as of norms and biases, comes in the policy's format and is summed in fp32."""
-    if parameter.grad is not None:  # layers that add in place leave none
-        gradient_of(parameter).add_(parameter.grad)
-        parameter.grad = None

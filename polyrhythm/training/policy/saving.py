@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from polyrhythm.errors import RunError
-from polyrhythm.weights.export import Rows, whole
 from polyrhythm.weights.number_format import saved_format
-from polyrhythm.weights.store import WeightStore, space_for
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,38 +44,17 @@ def save_policy(
     return dtype_name
 
 
-def save_snapshot(
-    store: WeightStore, version: int, like: PreTrainedModel, model_dir: Path, target: Path, save_dtype: str
-) -> None:
-    """A published version as a model folder, for a policy that nobody holds whole: one tensor is in memory at a time.
+def save_rows(folder: Path, like: PreTrainedModel, model_dir: Path, target: Path, save_dtype: str) -> None:
+    """A version that several processes wrote in this number format, as a model folder: one tensor is in memory at a time.
 
     `like` has its configuration; its weights are not read.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    dtype = DTYPES[saved_format(save_dtype, model_dir)]
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as place:
-        rounded = _rounded(store, version, WeightStore(Path(place)), dtype)
-        with torch.device("meta"):
-            policy = AutoModelForCausalLM.from_config(like.config, attn_implementation="eager")
-        policy.generation_config = like.generation_config
-        policy.load_state_dict(dict(_mapped(rounded)), strict=False, assign=True)  # what is tied is there once
-        policy.tie_weights()
-        save_policy(policy, model_dir, target, save_dtype, file_size=FILE_OF_MANY)
-
-
-def _rounded(store: WeightStore, version: int, target: WeightStore, dtype: torch.dtype) -> Path:
-    """The folder of the same version in another store, in another number format. Digests are checked on the way."""
-    entries = store.manifest(version).tensors
-    formats = {name: dtype if entry.is_floating_point else space_for(entry, 0).dtype for name, entry in entries.items()}
-    target.begin(
-        [Rows(name, tuple(entry.shape), 0, torch.empty((0, *entry.shape[1:]), dtype=formats[name])) for name, entry in entries.items()],
-        version,
-    )  # fmt: skip
-    written = []
-    for name, entry in entries.items():
-        store.load_part_into({name: (tensor := space_for(entry))}, version)
-        written.append(target.write_rows([whole(name, tensor.to(formats[name]))], version))
-    return target.finish(version, written)
+    with torch.device("meta"):
+        policy = AutoModelForCausalLM.from_config(like.config, attn_implementation="eager")
+    policy.generation_config = like.generation_config
+    policy.load_state_dict(dict(_mapped(folder)), strict=False, assign=True)  # what is tied is there once
+    policy.tie_weights()
+    save_policy(policy, model_dir, target, save_dtype, file_size=FILE_OF_MANY)
 
 
 def _mapped(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

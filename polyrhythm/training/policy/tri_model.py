@@ -20,7 +20,7 @@ from polyrhythm.errors import UserError
 from polyrhythm.training.packing.layout import Layout
 from polyrhythm.training.packing.scoring import Scores, prepare_model, score
 from polyrhythm.training.policy.accumulate import accumulate_in_place
-from polyrhythm.training.policy.masters import put_masters_back, split_masters
+from polyrhythm.training.policy.masters import Masters, put_masters_back, split_masters
 
 SCORE_ROW = "score_row"
 """The method of a model that scores a row. What shards a model brings its weights together around this method."""
@@ -36,12 +36,14 @@ class TriModel:
         self.temperature = temperature
         self.policy = policy
         self.shares_prompts = prepare_model(policy, training.share_prompt)
-        on_host = training.offload_optimizer and not training.is_sharded  # the rows of a shard go there by themselves
-        self.masters = split_masters(policy, dtype, on_host)  # after the probe, which is in fp32
+        self.dtype = dtype
+        self.masters: Masters = {}
+        if not training.is_sharded:  # rows are their own masters, and go to the host by themselves
+            self.masters = split_masters(policy, dtype, training.offload_optimizer)  # after the probe, which is in fp32
         policy.eval()  # dropout would make the same tokens cost differently in two passes
         # A LoRA reference will be the policy with its adapters off; this is the one place that decides what it is.
-        self.reference = _frozen_copy(policy) if algorithm.kl_coef > 0 else None
-        self.old_policy = _frozen_copy(policy) if training.updates_per_step > 1 else None
+        self.reference = _frozen_copy(policy, dtype) if algorithm.kl_coef > 0 else None
+        self.old_policy = _frozen_copy(policy, dtype) if training.updates_per_step > 1 else None
         accumulate_in_place(policy)
         if training.gradient_checkpointing:
             _refuse_dropout(policy)
@@ -135,7 +137,9 @@ def _refuse_dropout(policy: PreTrainedModel) -> None:
                             "set it to 0 in the model's config.json")  # fmt: skip
 
 
-def _frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     frozen = copy.deepcopy(model)
     frozen.requires_grad_(False)
+    for parameter in frozen.parameters():
+        parameter.data = parameter.data.to(dtype)
     return frozen.eval()

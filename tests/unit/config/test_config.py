@@ -73,10 +73,6 @@ def test_the_environment_says_nothing(monkeypatch):
             {"training": {"num_ranks": 4, "ranks_per_replica": 1, "parallel": "shard"}},
             'training.ranks_per_replica=1 shards nothing: use training.parallel="replicate"',
         ),
-        (
-            {"dtype": "bfloat16", "training": {"num_ranks": 2, "parallel": "shard_state"}},
-            "dtype='bfloat16' does not go with training.parallel='shard_state'",
-        ),
     ],
 )
 def test_a_mistake_names_the_key_the_value_and_the_fix(values, said):

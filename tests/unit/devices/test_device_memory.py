@@ -91,8 +91,8 @@ def test_a_rank_takes_what_training_parallel_leaves_it(tmp_path):
     assert shape.num_in_a_layer == one_layer
     assert shape.num_outside_layers == shape.num_parameters - 2 * one_layer
 
-    def bytes_of(**training) -> float:
-        parts = trainer_memory(load_config([], {"training": {"num_ranks": 4, **training}}), shape)
+    def bytes_of(dtype="float32", **training) -> float:
+        parts = trainer_memory(load_config([], {"dtype": dtype, "training": {"num_ranks": 4, **training}}), shape)
         return sum(size for what, size in parts.items() if what != "activations")
 
     count, in_use = shape.num_parameters, 8 * (shape.num_outside_layers + one_layer)
@@ -100,3 +100,5 @@ def test_a_rank_takes_what_training_parallel_leaves_it(tmp_path):
     assert bytes_of(parallel="shard_state") == (8 + 16 / 4) * count
     assert bytes_of(parallel="shard") == 16 / 4 * count + in_use
     assert bytes_of(parallel="shard", ranks_per_replica=2) == 16 / 2 * count + in_use
+    assert bytes_of("bfloat16", parallel="shard_state") == (6 + 16 / 4) * count
+    assert bytes_of("bfloat16", parallel="shard") == 16 / 4 * count + 6 / 8 * in_use

@@ -7,6 +7,7 @@ starting torch costs more than all cases.
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from polyrhythm.training.publication import Publication
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.types import Group
 from polyrhythm.weights.export import named_weights
+from polyrhythm.weights.pieces.layout import DTYPE_NAMES
 from polyrhythm.weights.proof import check_proof, negate_for_canary, required_probe
 from polyrhythm.weights.store import SnapshotError, WeightStore
 from tests.conftest import ScriptedSource, build_tiny_model, make_group
@@ -47,11 +49,34 @@ CASES = {
     "two updates": {"training": {"updates_per_step": 2, "learning_rate": 1e-4}, "algorithm": {"kl_coef": 0.1}},
     "kl in the reward": {"algorithm": {"kl_coef": 0.1, "kl_estimator": "k1"}},
     "untied": {"model": "qwen2"},
-}
-OF_FOUR = ("plain", "kl and checkpointing", "two updates")
+    "bf16": {"dtype": "bfloat16", "training": {"tokens_per_micro_batch": 40}},
+    "bf16, kl and checkpointing": {"dtype": "bfloat16", "algorithm": {"kl_coef": 0.1},
+                                   "training": {"gradient_checkpointing": True}},
+    "bf16, two updates": {"dtype": "bfloat16", "algorithm": {"kl_coef": 0.1},
+                          "training": {"updates_per_step": 2, "learning_rate": 1e-4}},
+}  # fmt: skip
+OF_FOUR = ("plain", "kl and checkpointing", "two updates", "bf16")
 """Four processes are twice as slow on two cores."""
+KINDS = {WholeReplica: "replicate", ShardedState: "shard_state", Shard: "shard"}
+KEPT = ("plain", "bf16")
+"""Cases whose checkpoints and publications are read by all."""
 OFFLOADED = "offloaded"
 PLANTED = "a layer that takes the mean"
+ROUNDED = "gradients that are summed in bf16"
+
+
+def let_a_layer_take_the_mean(trainer: Trainer) -> None:
+    list(sharded_modules(trainer.policy))[-1].set_gradient_divide_factor(2.0)
+
+
+def sum_in_bf16(trainer: Trainer) -> None:
+    """In the layers; the head refuses it."""
+    for module in list(sharded_modules(trainer.policy))[1:]:
+        module.unshard()
+        for weight in module.parameters():
+            if not isinstance(weight, DTensor):
+                weight.grad_dtype = torch.bfloat16
+        module.reshard()
 
 
 class UnevenSource(ScriptedSource):
@@ -71,32 +96,30 @@ def all_groups(version: int) -> list[Group]:
     return [*groups, msgspec.structs.replace(groups[0], position=NUM_GROUPS - 1)]
 
 
-def config_of(case: dict) -> Config:
+def config_of(case: dict, replica: Replica) -> Config:
     num_updates = case.get("training", {}).get("updates_per_step", 1)
     rollout = {"group_size": 4, "groups_per_step": NUM_GROUPS - NUM_GROUPS % num_updates, "max_tokens": 9}
-    training = {"learning_rate": 1e-2, **case.get("training", {})}
+    parallel = {"num_ranks": replica.num * replica.num_shards, "parallel": KINDS[type(replica)]}
+    training = {"learning_rate": 1e-2, **parallel, **case.get("training", {})}
     return load_config([], {"num_steps": NUM_STEPS, "rollout": rollout, "training": training,
-                            "algorithm": case.get("algorithm", {})})  # fmt: skip
+                            "dtype": case.get("dtype", "float32"), "algorithm": case.get("algorithm", {})})  # fmt: skip
 
 
 class Trained:
     """Three steps: the gradients that AdamW saw in each update, and the weights before and after."""
 
-    def __init__(self, case: dict, replica: Replica, planted: bool = False):
-        trainer = Trainer(config_of(case), build_tiny_model(case.get("model", "llama")), replica=replica)
+    def __init__(self, case: dict, replica: Replica, planted: Callable[[Trainer], None] | None = None):
+        trainer = Trainer(config_of(case, replica), build_tiny_model(case.get("model", "llama")), replica=replica)
         if planted:
-            layer = list(sharded_modules(trainer.policy))[-1]
-            layer.set_gradient_divide_factor(2.0)
-        self.trainer = trainer
+            planted(trainer)
+        self.case, self.trainer = case, trainer
         self.names = list(trainer.optimizer.names.values())
         self.gradients: list[dict[str, Tensor]] = []
         self.before = self._weights()
         update = trainer.optimizer.inner.step
 
         def record_and_update():
-            self.gradients.append(
-                {n: whole(p.grad) for n, p in zip(self.names, trainer.optimizer.parameters, strict=True)}
-            )
+            self.gradients.append({name: whole(parameter.grad) for parameter, name in trainer.optimizer.names.items()})
             update()
 
         trainer.optimizer.inner.step = record_and_update
@@ -112,7 +135,7 @@ class Trained:
         self.after = self._weights()
 
     def _weights(self) -> dict[str, Tensor]:
-        return {n: whole(p) for n, p in zip(self.names, self.trainer.optimizer.parameters, strict=True)}
+        return {name: whole(parameter) for parameter, name in self.trainer.optimizer.names.items()}
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -151,9 +174,9 @@ def replicas(rank: int, num: int) -> dict[str, Replica]:
     return made | ({"hsdp": Shard(rank, num, device, ranks_per_replica=2)} if num == 4 else {})
 
 
-def kept_by(ours: Trained, by: str, folder: Path, made: dict[str, Replica]) -> dict[str, bool]:
+def kept_by(ours: Trained, by: str, root: Path, made: dict[str, Replica]) -> dict[str, bool]:
     """A checkpoint and a publication of trained weights, read by whoever holds other rows of them."""
-    root, trainer = folder / by.replace("/", " "), ours.trainer
+    trainer = ours.trainer
     checkpoints = Checkpoints(root / "checkpoints", trainer)
     checkpoints.begin(0, root / "none")
     checkpoints.save_if_due(20)
@@ -165,10 +188,11 @@ def kept_by(ours: Trained, by: str, folder: Path, made: dict[str, Replica]) -> d
     said = {f"{by} publishes": is_published(publication, ours)}
     if not trainer.replica.writes_rows:
         said[f"{by} finds a bit that differs"] = finds_a_bit(publication, trainer)
+    publication.save_model(NUM_STEPS, save_tiny_model(root / "like"), root / "model")
     if trainer.replica.is_writer:
-        said[f"{by} saves a model"] = is_saved(publication, ours, root)
+        said[f"{by} saves a model"] = is_saved(ours, root / "model")
     for mode, replica in made.items():
-        other = Trainer(trainer.config, build_tiny_model("llama", seed=1), replica=replica)
+        other = Trainer(config_of(ours.case, replica), build_tiny_model("llama", seed=1), replica=replica)
         Checkpoints(root / "checkpoints", other).load(20)
         said[f"{by}, read by {mode}"] = state_of(other, whole) == state_of(trainer, whole)
         dist.barrier()
@@ -176,7 +200,8 @@ def kept_by(ours: Trained, by: str, folder: Path, made: dict[str, Replica]) -> d
 
 
 def state_of(trainer: Trainer, form) -> dict[str, object]:
-    parameters = dict(zip(trainer.optimizer.names.values(), trainer.optimizer.parameters, strict=True))
+    parameters = {name: parameter for parameter, name in trainer.optimizer.names.items()}
+    assert {tensor.dtype for tensor in parameters.values()} == {torch.float32}, "the masters have all digits"
     tensors = {**parameters, **trainer.optimizer.state()}
     return {name: form(tensor).tolist() for name, tensor in tensors.items()} | {"n": trainer.optimizer.num_updates}
 
@@ -191,7 +216,9 @@ def is_published(publication: Publication, ours: Trained) -> bool:
     negate_for_canary(named_weights(model), NUM_STEPS)
     check_proof(NUM_STEPS, manifest.probe, own_logprobs(model, manifest.probe.sequences), "float32", is_canary=True)
     negate_for_canary(named_weights(model), NUM_STEPS)
-    return all(torch.equal(ours.after[name], tensor) for name, tensor in model.named_parameters())
+    dtype = ours.trainer.models.dtype
+    assert {entry.dtype for entry in manifest.tensors.values()} == {DTYPE_NAMES[dtype]}
+    return all(torch.equal(ours.after[name].to(dtype).float(), tensor) for name, tensor in model.named_parameters())
 
 
 @torch.no_grad()
@@ -199,7 +226,7 @@ def finds_a_bit(publication: Publication, trainer: Trainer) -> bool:
     *_, tensor = named_weights(trainer.policy).items()
     number = trainer.replica.rows_of(*tensor).rows.view(-1)[:1]
     before = number.clone()
-    number.copy_(torch.nextafter(number, torch.tensor(9.0)))
+    number.copy_(before * (1 + 2**-7 if trainer.config.dtype == "bfloat16" else 1 + 2**-23))
     try:
         publication.verify(NUM_STEPS)
     except SnapshotError:
@@ -209,10 +236,9 @@ def finds_a_bit(publication: Publication, trainer: Trainer) -> bool:
     return False
 
 
-def is_saved(publication: Publication, ours: Trained, root: Path) -> bool:
-    model_dir = save_tiny_model(root / "like")
-    publication.save_model(NUM_STEPS, model_dir, root / "model")
-    tensors = load_file(root / "model" / "model.safetensors")
+def is_saved(ours: Trained, model: Path) -> bool:
+    """With all digits."""
+    tensors = load_file(model / "model.safetensors")
     return all(torch.equal(ours.after[name], tensor) for name, tensor in tensors.items()) and len(tensors) == len(
         ours.after
     )
@@ -224,17 +250,21 @@ def main(rank: int, num: int, folder: Path) -> None:
     store = dist.FileStore(str(folder / "meeting"), num)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num, timeout=timedelta(seconds=600))
     made = replicas(rank, num)
-    said: dict = {"kept": {}}
+    said: dict = {"kept": {case: {} for case in KEPT}}
     for case in CASES if num == 2 else OF_FOUR:
         alone = Trained(CASES[case], WholeReplica())
         for mode, replica in made.items():
             ours = Trained(CASES[case], replica)
             said[f"{mode}/{case}"] = compared(ours, alone)
-            if case == "plain":
-                said["kept"] |= kept_by(ours, mode, folder, made)
+            if case in KEPT:
+                said["kept"][case] |= kept_by(ours, mode, folder / case / mode, made)
         if case == "plain":
-            said[PLANTED] = compared(Trained(CASES[case], made["shard"], planted=True), alone)
-            said[OFFLOADED] = compared(Trained(CASES[case], Shard(rank, num, torch.device("cpu"), offload=True)), alone)
+            said[PLANTED] = compared(Trained(CASES[case], made["shard"], let_a_layer_take_the_mean), alone)
+        if case == "bf16":
+            said[ROUNDED] = compared(Trained(CASES[case], made["shard"], sum_in_bf16), alone)
+        if case in KEPT:
+            offloaded = Trained(CASES[case], Shard(rank, num, torch.device("cpu"), offload=True))
+            said[f"{OFFLOADED}/{case}"] = compared(offloaded, alone)
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
     leave_ranks()
 

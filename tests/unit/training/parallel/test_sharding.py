@@ -1,7 +1,9 @@
 """Every way to divide the policy among ranks gives the gradient of one rank: real processes, tensor by tensor.
 
 Relative to the tensor's norm, or to a hundredth of the whole gradient's for those that have less: what should be zero, such
-as the gradient of a key's bias, is rounding alone.
+as the gradient of a key's bias, is rounding alone. In bf16 one rank computes in bf16, too: with the same micro-batches only the
+order of fp32 sums differs. With other ones a norm's gradient, which is rounded once per pass, differs by up to 0.3 %, as it does for
+replicas; bf16 itself costs up to 6 % (test_bf16.py).
 """
 
 import json
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.training.parallel.shard_worker import CASES, MODES, OF_FOUR, OFFLOADED, PLANTED
+from tests.unit.training.parallel.shard_worker import CASES, KEPT, MODES, OF_FOUR, OFFLOADED, PLANTED, ROUNDED
 
 ROOT = Path(__file__).parents[4]
 DEADLINE_S = 900
 COMPARED = ("train/loss", "train/tokens", "train/entropy", "train/grad_norm", "groups/skipped", "mismatch/k3")
+OTHER_PASSES = ("bf16, kl and checkpointing", "bf16, two updates")
+"""In which one rank does not have the micro-batches of several."""
 NUM_TENSORS = {"llama": 20, "qwen2": 27}
 
 
@@ -48,8 +52,9 @@ def test_the_gradient_is_that_of_one_rank_tensor_by_tensor_and_three_updates_end
         for mode in MODES[len(said)]:
             for rank in said:
                 result = rank[f"{mode}/{case}"]
-                assert result["worst"] < 1e-6, (mode, case, result)
-                assert result["drift"] < 1e-3, (mode, case, result)
+                worst, drift = (6e-3, 1e-2) if case in OTHER_PASSES else (1e-6, 1e-3)
+                assert result["worst"] < worst, (mode, case, result)
+                assert result["drift"] < drift, (mode, case, result)
                 assert result["num_tensors"] == NUM_TENSORS[CASES[case].get("model", "llama")]
 
 
@@ -71,14 +76,21 @@ def test_a_layer_that_takes_the_mean_instead_of_the_sum_is_found_in_the_gradient
 
 
 def test_rows_that_are_kept_on_the_host_train_alike(said):
-    assert said[0][OFFLOADED]["worst"] < 1e-6 and said[0][OFFLOADED]["drift"] < 1e-3
+    for case in KEPT:
+        result = said[0][f"{OFFLOADED}/{case}"]
+        assert result["worst"] < 1e-6 and result["drift"] < 1e-3
+
+
+def test_gradients_that_are_summed_in_bf16_are_found(said):
+    assert said[0][ROUNDED]["worst"] > 5e-4
 
 
 def test_whoever_reads_finds_what_others_wrote_however_they_divide_the_rows(said):
     """Publication, the saved model, and checkpoints of every mode, read by every mode and by replicas of other sizes."""
     modes = MODES[len(said)]
-    kept = {what: is_so for rank in said for what, is_so in rank["kept"].items() if not is_so}
-    assert not kept
-    assert {f"{writer}, read by {reader}" for writer in modes for reader in modes} < said[0]["kept"].keys()
-    assert {f"{mode} saves a model" for mode in modes} < said[0]["kept"].keys()
-    assert ("hsdp finds a bit that differs" in said[-1]["kept"]) == (len(said) == 4)
+    for case in KEPT:
+        kept = [rank["kept"][case] for rank in said]
+        assert not [what for rank in kept for what, is_so in rank.items() if not is_so]
+        assert {f"{writer}, read by {reader}" for writer in modes for reader in modes} < kept[0].keys()
+        assert {f"{mode} saves a model" for mode in modes} < kept[0].keys()
+        assert ("hsdp finds a bit that differs" in kept[-1]) == (len(said) == 4)
