@@ -13,6 +13,12 @@ class RunError(Exception):
     exit_code = 1
 
 
+class LetGo(RunError):
+    """The run does not want this rank any more: it was drained or removed, or the run is over. No fault of anybody."""
+
+    exit_code = 0
+
+
 class AnotherFailed(RunError):
     """Another part failed, and who needs it after it: the exit code tells the supervisor not to blame this one."""
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyrhythm.errors import UserError
+from polyrhythm.errors import LetGo, UserError
 from polyrhythm.runs.joining import join_run
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def _train(folder: "RunFolder", config: "Config", rank: int, store: "WeightStore
     from polyrhythm.interrupts import interrupts
     from polyrhythm.kernels.spinning import SpinControl
     from polyrhythm.loop import run_trainer
-    from polyrhythm.training.parallel.elastic.place import LetGo
 
     with signals_handled(interrupts.handle, signal.SIGTERM, signal.SIGINT), SpinControl():
         try:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from polyrhythm import messages
-from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.errors import AnotherFailed, LetGo, RunError
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import ErrorReply, NoAnswer
 from polyrhythm.observe.activity import ActivityReport
@@ -13,7 +13,7 @@ GRACE_S = 30.0
 REPORT_DEADLINE_S = 5.0
 FIRST_RANK_S = 86_400.0
 """The others wait while the first rank publishes weights. The conductor judges whether anything still happens."""
-RUN_FAILED = 503
+DISMISSED, RUN_FAILED = 410, 503
 
 
 class ConductorClient:
@@ -62,5 +62,5 @@ class ConductorClient:
         except NoAnswer as error:
             raise AnotherFailed(str(error)) from None
         except ErrorReply as error:
-            failed = AnotherFailed if error.status == RUN_FAILED else RunError
+            failed = {DISMISSED: LetGo, RUN_FAILED: AnotherFailed}.get(error.status, RunError)
             raise failed(str(error)) from None

@@ -50,14 +50,11 @@ class Checkpoints:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """When the training inside is interrupted, or another process fails, the writer saves what is finished.
-
-        If it has all of it: of several writers one that goes leaves the others without its rows.
-        """
+        """When the training inside is interrupted, or another process fails, one process saves what is finished."""
         try:
             yield
         except (KeyboardInterrupt, AnotherFailed):
-            if self._replica.is_writer and self._replica.writers.num == 1:
+            if self._replica.keeps_the_last_step:
                 self._save_finished()
             else:
                 with suppress(RunError):  # perhaps the others still write what was begun

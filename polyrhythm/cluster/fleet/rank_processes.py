@@ -78,14 +78,14 @@ class RankProcesses:
                 process.kill()
         for process in ended:
             self._handle_end(process, status)
-        is_done = status.is_finished and self._folder.trained_model.exists()
-        if not self.processes and not is_done and not status.ranks and status.failure is None:
+        if not self.processes and not self.is_done(status) and not status.ranks and status.failure is None:
             causes = [process.describe_end() for process in self._given_up]
             raise RunError("\n".join(causes) or "no rank of the trainer is left: go on from the last checkpoint")
 
     def is_done(self, status: RunStatus | None) -> bool:
-        """Whether the run is finished and every rank has ended."""
-        return not self.processes and status is not None and status.is_finished
+        """Whether every rank of this machine has ended and the trained model is there, which one from elsewhere may save."""
+        is_finished = status is not None and status.is_finished
+        return not self.processes and is_finished and self._folder.trained_model.exists()
 
     def _handle_end(self, process: RunProcess, status: RunStatus) -> None:
         name = process.name

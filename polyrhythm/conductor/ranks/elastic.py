@@ -126,6 +126,7 @@ class ElasticRanks:
             if there := self.members.named(name):
                 self.lose(there.id, "another process has its name now")
             member = self.members.add(request.member, name, time.monotonic(), can_write=request.has_run_folder)
+            self.lost_at.pop(name, None)  # that was the process before this one
             self._joined_s = self._joined_s or time.monotonic()
             log.info("rank %s has joined", name)
             self._has_changed()
@@ -201,6 +202,7 @@ class ElasticRanks:
     def begin_step(self, step: Step) -> None:
         """Its weights are published: who takes part goes on with it."""
         self._is_done(publish_duty(step.version))
+        self._dismiss_leaving()
         self._step, self._num_updates = step, 0
         for member in self.members.entered:
             step.assignment.add(member.id)
@@ -218,16 +220,20 @@ class ElasticRanks:
         return seen
 
     def drain(self, name: str) -> None:
-        """It leaves after the update that is being made."""
+        """It leaves after the update that is being made or, if it is the one that publishes it, after that."""
         member = self._named(name)
         member.is_leaving = True
-        if not member.has_entered or self.is_trained:
+        if not member.has_entered or (self.is_trained and not self._is_first(member)):
             self._dismiss(member, "drained")
         self._has_changed()
 
     def remove(self, name: str) -> None:
-        """It leaves at once; the others train on what it had."""
-        self._dismiss(self._named(name), "removed")
+        """It leaves at once; the others train on what it had. Who publishes does that first: two must not write one version."""
+        member = self._named(name)
+        if self.is_trained and self._is_first(member):
+            self.drain(name)
+        else:
+            self._dismiss(member, "removed")
 
     def ended(self, name: str) -> None:
         """Its process has ended, as whoever started it has seen."""
@@ -257,6 +263,11 @@ class ElasticRanks:
         self._gone[member.id] = Dismissed(f"rank {member.name} was {why}")
         self._let_go(member, why)
 
+    def _dismiss_leaving(self) -> None:
+        for member in self.members.present:
+            if member.is_leaving:
+                self._dismiss(member, "drained")
+
     def _let_go(self, member: Member, why: str) -> None:
         again = self.update.lose(member.id) if self.update and not self._is_over else []
         self.members.remove(member.id)
@@ -281,6 +292,8 @@ class ElasticRanks:
             return RankEntry("train", self._step.version)
         if self._step is None:
             return self._found(member)
+        if self._is_over:
+            raise Dismissed("the run is over")
         if self._num_updates or self.update is None or self.update.attempt:
             return None  # weights that are in no store: the next step
         if request.holds != self._step.version:
@@ -322,9 +335,7 @@ class ElasticRanks:
             self._num_updates += 1
             if not self.is_trained:
                 self._begin_update()
-            for member in self.members.present:
-                if member.is_leaving:
-                    self._dismiss(member, "drained")
+            self._dismiss_leaving()
         elif update.attempt is None and self.epoch > self._ended_epoch and self.epoch != self._committed_epoch:
             self._rendezvous.begin(self.epoch + 1)  # who still waits for another of the epoch is told that it is over
             self._ended_epoch = self.epoch
@@ -343,8 +354,8 @@ class ElasticRanks:
         return self._step is not None and publish_duty(self._config.num_steps) in self._done
 
     def _is_first(self, member: Member) -> bool:
-        """Before the first version is published nobody has entered: then it is who founds the run."""
-        members = self.members.entered if self._step else self.members.present
+        """Of those who could save what is finished. Before the first version is published it is who founds the run."""
+        members = [m for m in self.members.entered if m.has_state] if self._step else self.members.present
         return member is next((member for member in members if member.can_write), None)
 
     def _free_name(self) -> str:

@@ -112,6 +112,8 @@ class Update:
             return
         if not entered or any(member.id not in self._parts for member in entered):
             return
+        if not any(member.has_state for member in entered):
+            return  # an update by an optimizer that has forgotten: who holds the state is still to come
         for member in entered:
             if sorted(self._parts[member.id].positions) != sorted(self._assignment.owned(member.id)):
                 return  # it was dealt more after it had said so

@@ -59,6 +59,14 @@ class Replica(Protocol):
         ...
 
     @property
+    def keeps_the_last_step(self) -> bool:
+        """Whether this process saves the last finished step when the run ends in the middle of the next one.
+
+        It must have all of it: of several writers one that goes leaves the others without its rows.
+        """
+        ...
+
+    @property
     def writers(self) -> Channel:
         """Those who write the rows of one copy of the policy together, the writer first. Used by them alone."""
         ...

@@ -44,6 +44,10 @@ class WholeReplica:
     def writes_rows(self) -> bool:
         return self.is_writer
 
+    @property
+    def keeps_the_last_step(self) -> bool:
+        return self.is_writer
+
     def hold(self, models: TriModel) -> None: ...
 
     def meet(self) -> None: ...

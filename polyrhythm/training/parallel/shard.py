@@ -57,6 +57,10 @@ class Shard:
         return self.is_leader and self.index == 0
 
     @property
+    def keeps_the_last_step(self) -> bool:
+        return self.is_writer and self.num_shards == 1
+
+    @property
     def writes_rows(self) -> bool:
         return self.index == 0
 

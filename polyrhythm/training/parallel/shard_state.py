@@ -31,6 +31,7 @@ class ShardedState:
     is_alone = False
     has_updated = True
     writes_rows = True
+    keeps_the_last_step = False
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device, *, offload: bool = False):
         self.index = rank

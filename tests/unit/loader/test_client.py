@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.errors import AnotherFailed, LetGo, RunError
 from polyrhythm.loader.client import ConductorClient
 
 
@@ -34,8 +34,8 @@ def conductor_that_answers(status: int) -> Iterator[str]:
             serving.join(10)
 
 
-@pytest.mark.parametrize(("status", "error"), [(503, AnotherFailed), (409, RunError), (400, RunError)])
-def test_a_refusal_is_told_from_a_run_that_has_failed(status: int, error: type[RunError]):
+@pytest.mark.parametrize(("status", "error"), [(503, AnotherFailed), (410, LetGo), (409, RunError), (400, RunError)])
+def test_a_refusal_is_told_from_a_goodbye_and_from_a_run_that_has_failed(status: int, error: type[RunError]):
     with conductor_that_answers(status) as url, pytest.raises(RunError, match=f"answered {status}: cause$") as caught:
         ConductorClient(url, "token").wait_for_engines(0, 5)
     assert type(caught.value) is error

@@ -1,15 +1,19 @@
 """The thread that writes checkpoints: training goes on meanwhile, and hears of what fails."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError
+from polyrhythm.observe.recorder import ActivityRecorder
 from polyrhythm.training import checkpoint_writer
 from polyrhythm.training.checkpoint import Checkpoints
 from polyrhythm.training.checkpoint_writer import CheckpointWriter, free_memory
+from polyrhythm.training.parallel.elastic.replica import ElasticReplica
+from polyrhythm.training.parallel.replica import Replica
 from polyrhythm.training.trainer import Trainer
 from polyrhythm.weights.export import whole
 from polyrhythm.weights.snapshot import newest_whole_version
@@ -113,6 +117,17 @@ def test_whatever_ends_the_training_the_checkpoint_that_was_begun_is_finished(tm
     assert newest_whole_version(tmp_path) == 2
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_elastic_ranks_the_first_that_is_left_saves_what_is_finished(tmp_path, is_first):
+    place = SimpleNamespace(member="a rank that has never published", is_first=is_first)
+    replica = ElasticReplica("http://127.0.0.1:1", "", place, 10.0, ActivityRecorder("trainer"))  # pyright: ignore
+    checkpoints = checkpoints_in(tmp_path, every=100, replica=replica)
+    with pytest.raises(KeyboardInterrupt), checkpoints.kept():
+        checkpoints.save_if_due(2)
+        raise KeyboardInterrupt
+    assert checkpoints.store.versions() == ([2] if is_first else [])
+
+
 def test_as_many_are_kept_as_the_configuration_says(tmp_path):
     checkpoints = checkpoints_in(tmp_path, every=1, keep_checkpoints=3)
     for version in range(1, 6):
@@ -121,6 +136,6 @@ def test_as_many_are_kept_as_the_configuration_says(tmp_path):
     assert checkpoints.store.versions() == [3, 4, 5]
 
 
-def checkpoints_in(root, every: int, **training) -> Checkpoints:
+def checkpoints_in(root, every: int, replica: Replica | None = None, **training) -> Checkpoints:
     config = load_config([], {"training": {"checkpoint_every": every, **training}})
-    return Checkpoints(root, Trainer(config, build_tiny_model("llama")))
+    return Checkpoints(root, Trainer(config, build_tiny_model("llama"), replica=replica))

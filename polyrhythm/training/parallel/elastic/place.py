@@ -6,7 +6,7 @@ import time
 from typing import Any, TypeVar
 
 from polyrhythm import messages
-from polyrhythm.errors import AnotherFailed, RunError
+from polyrhythm.errors import AnotherFailed, LetGo, RunError
 from polyrhythm.http.client import BlockingClient
 from polyrhythm.http.errors import ErrorReply, NoAnswer
 from polyrhythm.training.parallel.meeting import MEMBER
@@ -19,10 +19,6 @@ DISMISSED, RUN_FAILED = 410, 503
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class LetGo(RunError):
-    """The run does not want this rank any more: it was drained or removed, or the run is over."""
 
 
 class ElasticPlace:

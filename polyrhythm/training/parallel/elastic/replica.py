@@ -63,6 +63,11 @@ class ElasticReplica(WholeReplica):
         return self._is_writer
 
     @property
+    def keeps_the_last_step(self) -> bool:
+        """Who has published it may be lost by now: then it is the next."""
+        return self.place.is_first
+
+    @property
     def is_alone(self) -> bool:
         return False
 

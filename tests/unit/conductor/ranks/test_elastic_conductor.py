@@ -13,6 +13,7 @@ from polyrhythm.conductor.refusals import Conflict, Dismissed
 from polyrhythm.conductor.steps.assignment import GroupAssignment
 from polyrhythm.config import load_config
 from polyrhythm.messages import (
+    SAVE_DUTY,
     RankDuty,
     RankEnter,
     RankJoin,
@@ -143,3 +144,42 @@ async def test_who_comes_while_gradients_are_added_up_waits_for_the_next_step(sc
     assert await scene.enter("trainer-2", 0) == "wait"
     scene.open(1)
     assert await scene.enter("trainer-2", 0) == "load"
+
+
+async def test_who_publishes_is_let_go_only_when_it_has_published(scene):
+    await scene.train("trainer-0", "trainer-1")
+    assert await scene.duty("trainer-0", publish_duty(1)) == "yours"
+    scene.ranks.drain("trainer-0")
+    assert await scene.duty("trainer-1", publish_duty(1)) == "wait", "two would write the same files"
+    scene.open(1)
+    with pytest.raises(Dismissed, match="rank trainer-0 was drained"):
+        await scene.enter("trainer-0", 1)
+    await scene.train("trainer-1")
+    await scene.join("trainer-2")
+    scene.ranks.remove("trainer-1")
+    assert await scene.duty("trainer-1", publish_duty(2)) == "yours", "removed or drained: it has nothing to train on"
+    assert not scene.failures
+
+
+async def test_who_waits_to_take_part_when_the_run_ends_is_dismissed(scene):
+    await scene.train("trainer-0", "trainer-1")
+    scene.open(1)
+    await scene.train("trainer-0", "trainer-1")
+    await scene.join("trainer-2")
+    waiting = asyncio.create_task(scene.ranks.enter(RankEnter("trainer-2's", 1, False, 5.0), 5.0))
+    await asyncio.sleep(0)
+    scene.ranks.close_step(scene.step)
+    with pytest.raises(Dismissed, match="the run is over"):
+        await waiting
+    assert await scene.duty("trainer-0", SAVE_DUTY) == "yours"
+
+
+async def test_who_came_without_the_state_of_the_optimizer_does_not_speak_for_all(scene):
+    await scene.train("trainer-0", "trainer-1")
+    scene.open(1)
+    scene.ranks.ended("trainer-0")
+    await scene.ranks.join(RankJoin("trainer-0", "its successor", 0.0), 0.0)
+    assert (await scene.ranks.enter(RankEnter("its successor", 1, False, 0.0), 0.0)).what == "train"
+    news = [await scene.ranks.stay(RankStay(id, 0, 0.0), 0.0) for id in ("its successor", "trainer-1's")]
+    assert [said.is_first for said in news] == [False, True], "it could not save what is finished"
+    assert not scene.ranks.lost_at, "the process that has the name now is not lost"

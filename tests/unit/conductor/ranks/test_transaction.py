@@ -52,6 +52,10 @@ class Scene:
         self.members.remove(id)
         return self.update.lose(id)
 
+    def has_state_without(self, id: str) -> bool:
+        """Whether the run can go on without this one."""
+        return any(member.has_state for member in self.members.entered if member.id != id)
+
     def take_all(self) -> None:
         unfinished = [member.id for member in self.members.entered]
         while unfinished:
@@ -92,6 +96,16 @@ def test_only_the_groups_of_the_lost_rank_are_dealt_again_and_first():
     assert scene.trained["a-0"][: len(kept) + 2] == kept + lost
     assert scene.ready("a-0").members == ["a-0"]
     assert sorted(scene.trained["a-0"]) == list(range(NUM_GROUPS))
+
+
+def test_without_anybody_who_holds_the_state_of_the_optimizer_no_update_is_made():
+    scene = Scene(names=())
+    scene.enter("a-1")  # from elsewhere, in a run that was resumed: what the optimizer remembers is in the run's folder
+    scene.take_all()
+    assert scene.ready("a-1") is None and scene.update.attempt is None
+    scene.members.get(scene.enter("a-0")).has_state = True
+    assert scene.take("a-0")
+    assert scene.ready("a-0").without_state == ["a-1"]
 
 
 def test_a_rank_that_is_ready_is_told_to_look_for_more_when_another_is_lost():
@@ -189,7 +203,7 @@ def test_every_group_counts_exactly_once_whatever_happens(seed):
         if event == "join" and attempt is None and not counted and len(ids) < 5:
             scene.enter(f"a-{num_joined}")
             num_joined += 1
-        elif event == "lose" and len(ids) > 1 and draw.random() < 0.5:
+        elif event == "lose" and scene.has_state_without(id) and draw.random() < 0.5:
             scene.lose(id)
             has_all.clear()
         elif event == "take" and attempt is None and scene.take(id, num_ready):
