@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -37,7 +37,9 @@ from polyrhythm.weights.snapshot import (
 )
 
 MIB = 2**20
+_SPARE = ".spare"
 _STAGING = ".staging"
+"""Each version has its own, so that a writer that was given up and wakes later does not touch what another one makes."""
 
 
 def can_be_stored(tensor: torch.Tensor) -> bool:
@@ -92,7 +94,7 @@ class WeightStore:
             self.begin(exported, version)
             return self.finish(version, [self.write_rows(exported, version)], probe)
         except RunError:
-            shutil.rmtree(self.root / _STAGING, ignore_errors=True)
+            shutil.rmtree(self._staging(version), ignore_errors=True)
             raise
 
     def begin(self, layout: Iterable[Rows], version: int) -> None:
@@ -102,20 +104,21 @@ class WeightStore:
         """
         with self._publishing(version):
             files = plan_files(layout, self.file_bytes)
-            staging = self.root / _STAGING
+            staging = self._staging(version)
+            self._take_spare(staging)
             staging.mkdir(parents=True, exist_ok=True)
             make_files(staging, files)
             (staging / LAYOUT_FILE).write_bytes(msgspec.json.encode(manifest_of(files, version)))
 
     def write_rows(self, exported: Iterable[Rows], version: int) -> Written:
         """Write the rows that this process holds into what was begun; what it says goes to `finish`."""
-        staging = self.root / _STAGING
+        staging = self._staging(version)
         with self._publishing(version):
             return Written(version, write_rows(staging, read_layout(staging, version), exported, self._ring))
 
     def finish(self, version: int, written: Iterable[Written], probe: Probe | None = None) -> Path:
         """Make `version` visible if every row of every tensor has been written, once; the manifest comes last."""
-        staging, target = self.root / _STAGING, self.folder(version)
+        staging, target = self._staging(version), self.folder(version)
         pieces: dict[str, list[Piece]] = {}
         for part in written:
             for name, own in part.pieces.items():
@@ -210,16 +213,27 @@ class WeightStore:
             hint = ": make room (weights go to weights.root, checkpoints to output_dir)" if is_full else ""
             raise RunError(f"publishing weights v{version} in {self.root} failed: {error.strerror}{hint}") from error
 
+    def _staging(self, version: int) -> Path:
+        return self.root / f"{_STAGING}-{self.folder(version).name}"
+
+    def _take_spare(self, staging: Path) -> None:
+        if not staging.exists():
+            with suppress(FileNotFoundError):
+                os.rename(self.root / _SPARE, staging)
+
     def _retire(self, newest: int) -> None:
-        """Keep the newest versions; one older folder becomes the staging space of the next, the rest go."""
+        """Keep the newest versions; one older folder becomes the space of the next, the rest go, and what was never finished."""
         kept = [version for version in self.versions() if version <= newest][-self.keep :]
+        spare = self.root / _SPARE
         for version in self.versions():
             if version not in kept:
-                folder, staging = self.folder(version), self.root / _STAGING
-                if staging.exists():
-                    shutil.rmtree(folder)
+                if spare.exists():
+                    shutil.rmtree(self.folder(version))
                 else:
-                    os.rename(folder, staging)
+                    os.rename(self.folder(version), spare)
+        for unfinished in self.root.glob(f"{_STAGING}*"):
+            if unfinished.name <= self._staging(newest).name:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -3,9 +3,13 @@
 Every case asserts the witness of each fault, and that no rollout was lost, replaced or counted twice.
 """
 
+import fcntl
 import json
-import os
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +180,17 @@ def test_a_trainer_killed_at_a_checkpoint_goes_on_from_the_one_before(cli, undis
     assert_nothing_was_lost(again, undisturbed)
 
 
+@contextmanager
+def leased(path: Path) -> Iterator[None]:
+    told = signal.signal(signal.SIGIO, signal.SIG_IGN)  # that somebody waits
+    try:
+        with open(path, "rb") as file:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            yield
+    finally:
+        signal.signal(signal.SIGIO, told)
+
+
 def test_a_trainer_killed_while_a_checkpoint_is_written_trains_on_until_then_and_goes_on_from_the_one_before(
     cli, undisturbed
 ):
@@ -185,18 +200,16 @@ def test_a_trainer_killed_while_a_checkpoint_is_written_trains_on_until_then_and
     process = cli.start([*cli.arguments(**flags), "--chaos", write_plan(cli, held)])
     run = cli.wait_for_steps(2)
     cli.wait_for(lambda: newest_whole_version(run / "checkpoints") == 2, "the first checkpoint")
-    # A pipe that nobody reads takes the beginning of the next checkpoint, and then no more.
-    half_written = run / "checkpoints" / ".staging" / "model.safetensors"
-    half_written.parent.mkdir(exist_ok=True)
-    half_written.unlink(missing_ok=True)
-    os.mkfifo(half_written)
-    answers_come.touch()
-    cli.wait_for_steps(5)  # step 4 is being written all the time
-    cli.processes_of(run)["trainer"].kill()
-    broken = cli.finish(process)
+    # Whoever opens a file that is leased waits until the lease is given back, or 45 s.
+    half_written = run / "checkpoints" / ".staging-v00000004" / "model.safetensors"
+    half_written.parent.mkdir()
+    half_written.write_bytes(bytes(100_000))
+    with leased(half_written):
+        answers_come.touch()
+        cli.wait_for_steps(5)  # step 4 is being written all the time
+        cli.processes_of(run)["trainer"].kill()
+        broken = cli.finish(process)
     assert newest_whole_version(run / "checkpoints") == 2
-    half_written.unlink()
-    half_written.write_bytes(bytes(100_000))  # as a disk would have it
     again = resumed(cli, broken)
     assert "at step 3 of 6" in again.output
     assert_nothing_was_lost(again, undisturbed)

@@ -131,6 +131,22 @@ def test_a_version_stays_until_the_one_that_replaces_it_is_complete(store, monke
     store.verify(exported(other), 0)
 
 
+def test_a_writer_that_was_given_up_and_wakes_later_leaves_the_next_version_alone(store):
+    model = build_tiny_model("llama")
+    late, now = WeightStore(store.root), WeightStore(store.root)
+    now.publish(exported(model), 1)
+    (store.root / ".staging").mkdir()  # of a version before 0.4.0
+    now.begin(exported(model), 2)
+    written = now.write_rows(exported(model), 2)
+    with pytest.raises(SnapshotError, match="v1 cannot be written"):
+        late.finish(1, [])  # another one has finished it meanwhile
+    late.begin(exported(perturbed(build_tiny_model("llama"), 0.5)), 1)
+    late.write_rows(exported(build_tiny_model("llama", seed=1)), 1)
+    now.finish(2, [written])
+    store.verify(exported(model), 2)
+    assert sorted(path.name for path in store.root.iterdir()) == ["v00000001", "v00000002"], "nothing unfinished stays"
+
+
 def test_versions_with_gaps_are_kept_by_their_number(store):
     model = build_tiny_model("llama")
     for version in (20, 40, 60):
