@@ -328,6 +328,10 @@ class Config(BaseSettings, metaclass=Explained):
                 f"conductor.host={self.conductor.host!r} does not say by which address ranks reach each other, and "
                 f"training.ranks_elsewhere={self.training.ranks_elsewhere}: give one address of this machine"
             )
+        for key, resources in {"engine": self.engine.resources, "training": self.training.resources}.items():
+            for name, amount in resources.items():
+                if amount < 0 or (amount > 1 and amount % 1):
+                    raise ValueError(f"{key}.resources asks for {name} {amount:g}: use a whole number, or a part of 1")
         groups_per_update = self.rollout.groups_per_step // self.training.updates_per_step
         if self.training.num_ranks > groups_per_update:
             raise ValueError(

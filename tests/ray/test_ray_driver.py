@@ -3,6 +3,9 @@
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 
@@ -10,6 +13,17 @@ from polyrhythm.cluster.launcher import ProcessSpec
 from polyrhythm.cluster.ray.launcher import RayLauncher
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.config import ClusterConfig, Config, save_config
+
+
+def test_a_process_that_cannot_be_started_is_told_to_have_ended(tmp_path, monkeypatch):
+    from polyrhythm.cluster.ray.driver import Placed
+
+    events: list[Mapping[str, Any]] = []
+    request = {"process": 7, "name": "engine-0", "role": "engine"}
+    placed = Placed(RunFolder(tmp_path), Config(), request, cast(Any, SimpleNamespace(tell=events.append)))
+    monkeypatch.setattr(placed, "_place", lambda: 1 / 0)  # anything that is no mistake of Ray
+    placed.run()
+    assert events == [{"process": 7, "returncode": 1, "why": "it could not be placed: division by zero"}]
 
 
 def test_a_driver_that_dies_is_seen_and_the_next_process_has_another(cli, cluster, tmp_path):

@@ -67,13 +67,13 @@ def existing_cluster(config: Config) -> Cluster:
     """The cluster at `cluster.address`; UserError if it is not there, asks for another token, or could not be used."""
     address = config.cluster.address
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in address:
+    if not host or not (port.isascii() and port.isdigit()) or "/" in address:
         raise UserError(f"cluster.address={address!r} must be HOST:PORT of the cluster's head, such as 10.0.0.1:6379")
     environment = authentication(config)
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_DEADLINE_S).close()
-    except OSError as error:
-        reason = error.strerror or "no answer in time"
+    except (OSError, UnicodeError) as error:  # the second: it could not be the name of any host
+        reason = (error.strerror or "no answer in time") if isinstance(error, OSError) else "no such host"
         raise UserError(
             f"cluster.address={address!r}: nobody answers there ({reason}); is `ray start --head` running?"
         ) from None

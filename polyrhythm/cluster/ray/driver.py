@@ -168,6 +168,8 @@ class Placed:
             )
         except exceptions.RayError as error:
             self._end(-signal.SIGKILL, f"Ray lost it: {_first_line(error)}")
+        except Exception as error:  # whatever it is, the supervisor must hear that the process will never be there
+            self._end(NOT_PLACED_EXIT_CODE, f"it could not be placed: {_first_line(error)}")
 
     def signal(self, number: int) -> None:
         """A process that cannot be reached, or is not there yet, loses its actor: Ray ends what it can."""

@@ -26,6 +26,7 @@ CLOSE_DEADLINE_S = 5.0
 LOST_DEADLINE_S = KILL_DEADLINE_S + 5.0
 """The driver has given up a process that it cannot reach by then."""
 LOG_NAME = "ray.log"
+DRIVER_ENDED = f"the process that speaks with Ray has ended, see {LOG_NAME}"
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class Driver:
         path.touch()
         process = RayProcess(spec.name, path, len(self._processes), self)
         self._processes.append(process)
+        if self.has_ended:  # just now: nobody else will tell this one
+            process.has_ended(-signal.SIGKILL, DRIVER_ENDED)
         self.send(
             {
                 "process": process.number, "name": spec.name, "role": spec.role, "command": command,
@@ -136,7 +139,7 @@ class Driver:
         self.has_ended = True
         self._is_ready.set()
         for process in self._processes:
-            process.has_ended(-signal.SIGKILL, "the process that speaks with Ray has ended, see ray.log")
+            process.has_ended(-signal.SIGKILL, DRIVER_ENDED)
 
 
 class RayProcess:

@@ -49,10 +49,15 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch):
         check_ray(config_of())
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", ":6379", "head:port"])
+@pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", ":6379", "head:port", "head:\u00b2"])
 def test_an_address_must_be_host_and_port(address):
     with pytest.raises(UserError, match="must be HOST:PORT"):
         existing_cluster(config_of(address))
+
+
+def test_what_cannot_be_the_name_of_a_host_is_refused():
+    with pytest.raises(UserError, match=r"cluster\.address='a\.\.b:6379': nobody answers there \(no such host\)"):
+        existing_cluster(config_of("a..b:6379"))
 
 
 def test_what_is_no_head_of_a_cluster_is_refused(head, saying):
