@@ -67,7 +67,12 @@ def _explain_unknown(argument: str, command: str) -> str:
         if close := difflib.get_close_matches(flag, own, n=1, cutoff=0.8):
             return f"unknown argument {argument}: did you mean {close[0]}?"
         return explain_unknown(flag.removeprefix("--"))
-    return f"unknown argument {argument}: `polyrhythm {command} --help` lists what there is"
+    if command in HAVE_KEYS and argument.lower() in ("true", "false"):
+        from polyrhythm.config.loading import FLAG_HAS_NO_VALUE
+
+        return f"unknown argument {argument}: {FLAG_HAS_NO_VALUE}"
+    order = "" if argument.startswith("-") else ", and what has no -- goes before what has"
+    return f"unknown argument {argument}: `polyrhythm {command} --help` lists what there is{order}"
 
 
 def _build_parser(chosen: str) -> argparse.ArgumentParser:

@@ -56,7 +56,8 @@ CHANGEABLE_ON_RESUME = (
     "num_steps", "cluster", "engine", "conductor", "observe", "reward.num_workers", "reward.deadline_s",
     "reward.memory_mb", "reward.environment", "training.learning_rate", "training.max_grad_norm", "training.checkpoint_every",
     "training.keep_checkpoints", "training.save_dtype", "training.num_ranks", "training.parallel",
-    "training.ranks_per_replica", "training.ranks_elsewhere", "training.threads", "task.epochs",
+    "training.ranks_per_replica", "training.ranks_elsewhere", "training.elastic", "training.min_ranks", "training.max_ranks",
+    "training.resources", "training.threads", "weights", "task.epochs",
 )  # fmt: skip
 
 
@@ -98,7 +99,12 @@ def _read_file(path: Path) -> dict[str, Any]:
     return values
 
 
+FLAG_HAS_NO_VALUE = "a key that is true or false is given as --key or --no-key, without a value"
+
+
 def _meant_as_a_key(path: Path) -> str:
+    if str(path).lower() in ("true", "false"):
+        return f"; {FLAG_HAS_NO_VALUE}"
     key, equals, value = str(path).partition("=")
     if not equals:
         return ""

@@ -108,6 +108,11 @@ def test_dry_run_prints_the_configuration_and_the_processes_and_starts_nothing(c
         ("--training.lr", "1e-4", "unknown key training.lr: here it is training.learning_rate"),
         ("--num-generations=8", None, "unknown key num-generations: here it is rollout.group_size"),
         ("--dryrun", None, "unknown argument --dryrun: did you mean --dry-run?"),
+        (
+            "--training.elastic",
+            "true",
+            "true: No such file or directory; a key that is true or false is given as --key or --no-key",
+        ),
         ("--task.options", "digits", "--task.options cannot be read: write JSON"),
         ("--reward.functions", '["a', "--reward.functions cannot be read: write JSON"),
         ("--engine.max_restarts=2", None, "engine.max_restarts was renamed to cluster.max_restarts"),

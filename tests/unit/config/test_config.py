@@ -126,12 +126,22 @@ def test_a_run_folder_is_not_a_configuration_but_holds_one(tmp_path):
         load_config([tmp_path])
 
 
+@pytest.mark.parametrize("amount", [-1.0, 1.5])
+def test_resources_that_ray_would_refuse_are_refused_before(amount):
+    with pytest.raises(UserError, match=r"training\.resources asks for GPU .*: use a whole number, or a part of 1"):
+        Config.model_validate({"training": {"resources": {"GPU": amount}}})
+    assert Config.model_validate({"engine": {"resources": {"GPU": 0.5, "CPU": 4}}}).engine.resources["GPU"] == 0.5
+
+
 def test_what_is_learnt_cannot_change_on_resume(tmp_path):
     save_config(Config(), tmp_path / "config.json")
     (tmp_path / "run.json").write_text("{}")
     assert load_resumed_config(tmp_path, {"num_steps": 99}).num_steps == 99
     assert load_resumed_config(tmp_path, {"training": {"learning_rate": 1e-7}}).training.learning_rate == 1e-7
     assert load_resumed_config(tmp_path, {"cluster": {"num_engines": 2}}).cluster.num_engines == 2
+    ranks = {"elastic": True, "max_ranks": 4, "resources": {"CPU": 2.0}}
+    assert load_resumed_config(tmp_path, {"training": ranks}).training.max_ranks == 4
+    assert load_resumed_config(tmp_path, {"weights": {"file_mb": 64}}).weights.file_mb == 64
     with pytest.raises(UserError, match=r"reward\.functions cannot change on --resume"):
         load_resumed_config(tmp_path, {"reward": {"functions": ["a:b"]}})
     with pytest.raises(UserError, match=r"training\.updates_per_step cannot change on --resume"):
