@@ -164,7 +164,9 @@ class Supervisor:
         with signals_handled(self._insist, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             ranks = self._rank_processes
             if is_interrupted and ranks:
-                self.note("ending, and keeping the last finished step; Ctrl-C again ends at once")
+                # Of shards nobody holds all of the last step.
+                kept = "finished checkpoints" if self.config.training.is_sharded else "the last finished step"
+                self.note(f"ending, and keeping {kept}; Ctrl-C again ends at once")
             self.stopped.close()
             for process in self.processes:
                 if process is not self.conductor:

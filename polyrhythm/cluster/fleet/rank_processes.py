@@ -57,11 +57,15 @@ class RankProcesses:
         self._leaving.add(name)
 
     def start_requested(self) -> None:
-        """Start the ranks that were asked for with `polyrhythm ranks add`."""
+        """Start the ranks that were asked for with `polyrhythm ranks add`. One that cannot be changes nothing for the others."""
         for name in self._folder.take_requests(RANK):
-            if name not in self.processes:
-                self._note(f"{name} is started: it was asked for")
+            if name in self.processes:
+                continue
+            try:
                 self.start(name)
+                self._note(f"{name} is started: it was asked for")
+            except RunError as error:
+                self._note(f"{name} was asked for and is not started: {error}")
 
     def ended(self) -> list[RunProcess]:
         return [process for process in self.processes.values() if process.returncode is not None]
@@ -101,7 +105,10 @@ class RankProcesses:
             raise UserError(process.describe_end())
         with suppress(RunError):  # the conductor has noticed by itself, or will
             self._folder.admin().rank_ended(name)
-        if not failed_by_mistake(process) and self._restarts.allow(process):
+        if failed_by_mistake(process):
+            self._note(f"{process.describe_end()}: it would fail in the same way again, so it stays away")
+            self._given_up.append(self.processes.pop(name))
+        elif self._restarts.allow(process):
             self.start(name)
         else:
             self._restarts.give_up(process)

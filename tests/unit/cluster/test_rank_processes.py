@@ -3,13 +3,14 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from polyrhythm.cluster.fleet.rank_processes import RankProcesses
 from polyrhythm.cluster.launcher import ProcessSpec, RunProcess
 from polyrhythm.cluster.local_processes import LocalLauncher
-from polyrhythm.cluster.run_folder import RunFolder
+from polyrhythm.cluster.run_folder import RANK, RunFolder
 from polyrhythm.config import load_config
 from polyrhythm.errors import RunError, UserError
 from tests.statuses import make_rank, make_status
@@ -83,6 +84,20 @@ def test_a_mistake_of_the_user_ends_the_run_before_its_first_step_is_finished(fo
     ranks, _ = started(folder, 2)
     with pytest.raises(UserError, match="last words"):
         ranks.reconcile(ranks.ended(), make_status())
+
+
+def test_a_mistake_that_shows_later_keeps_that_rank_away_and_is_not_called_a_restart(folder):
+    ranks, notes = started(folder, 2)
+    ranks.reconcile(ranks.ended(), make_status(num_finished_steps=1))
+    assert not ranks.processes and "it would fail in the same way again, so it stays away" in notes[-1]
+
+
+def test_a_rank_that_was_asked_for_and_has_no_device_changes_nothing(folder):
+    ranks, notes = started(folder, 0)
+    ranks._devices = SimpleNamespace(kind="cuda", found=SimpleNamespace(devices=["only one"]))  # pyright: ignore
+    folder.request(RANK, taken={"trainer-0"})
+    ranks.start_requested()
+    assert "trainer-1 was asked for and is not started: trainer-1 would need a device of its own" in notes[-1]
 
 
 def test_the_run_is_done_when_the_model_is_saved_be_it_by_a_rank_of_another_machine(folder):

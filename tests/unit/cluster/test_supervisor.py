@@ -15,7 +15,7 @@ from polyrhythm.cluster.local_processes import LocalLauncher, LocalProcess
 from polyrhythm.cluster.run_folder import RunFolder
 from polyrhythm.cluster.supervisor import Supervisor
 from polyrhythm.conductor.engines.cores import CorePlan
-from polyrhythm.config import Config, load_config
+from polyrhythm.config import Config, TrainingConfig, load_config
 from polyrhythm.errors import AnotherFailed, RunError, UserError
 from polyrhythm.observe.terminal.view import NoView
 from polyrhythm.weights import snapshot
@@ -129,6 +129,13 @@ def test_every_process_is_asked_to_end_though_nobody_reads_what_is_said(ending_f
         run.close(is_interrupted=True)
         assert [process.returncode for process in run.processes] == [-signal.SIGTERM] * 2
     assert "keeping the last finished step" in (ending_folder.logs / "supervisor.log").read_text()
+
+
+def test_of_shards_the_last_finished_step_is_not_promised(ending_folder):
+    with run_of(ending_folder, RUNS_ON, RUNS_ON, RUNS_ON) as run:
+        run.config = Config(training=TrainingConfig(num_ranks=2, parallel="shard"))
+        run.close(is_interrupted=True)
+    assert "ending, and keeping finished checkpoints;" in (ending_folder.logs / "supervisor.log").read_text()
 
 
 @pytest.mark.parametrize(
