@@ -226,10 +226,10 @@ class Conductor:
             await step.changed.wait(min(remaining_s, TICK_S))
 
     def report(self, report: ActivityReport) -> None:
-        """What a rank of the trainer does now, and what it has done."""
+        """What a rank of the trainer does now, and what it has done. What one does that is gone is of no interest."""
         if self.elastic is None and report.process not in self.trainer.ranks:
             raise Conflict(f"{report.process!r} is not one of the trainer's ranks: {', '.join(self.trainer.ranks)}")
-        if self.trainer.observe(report):
+        if (self.elastic is None or self.elastic.members.named(report.process)) and self.trainer.observe(report):
             self._event()
         self.pool.spans.extend(report.spans)
 

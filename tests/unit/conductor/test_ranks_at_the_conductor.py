@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from polyrhythm.messages import RankJoin
 from polyrhythm.observe.activity import Activity, ActivityReport
 
 TWO_RANKS = {"num_ranks": 2}
@@ -97,3 +98,16 @@ async def test_the_trainer_works_while_one_of_its_ranks_does(make_stage):
     assert status.trainer.doing == "forward_backward"
     await stage.call("POST", "/trainer/report", ActivityReport("trainer-1", Activity.REDUCE, []))
     assert (await stage.status()).trainer.doing == "wait"
+
+
+async def test_an_elastic_rank_that_is_gone_does_not_work_any_more_whatever_it_says(make_stage):
+    stage = await make_stage(training={**TWO_RANKS, "elastic": True})
+    ranks = stage.conductor.elastic
+    for name in ("trainer-0", "trainer-1"):
+        await ranks.join(RankJoin(name, f"{name}'s", 0.0), 0.0)
+    works = ActivityReport("trainer-1", Activity.FORWARD_BACKWARD, [])
+    assert (await stage.call("POST", "/trainer/report", works))[0] == 200
+    assert (await stage.status()).trainer.doing == "forward_backward"
+    ranks.remove("trainer-1")
+    assert (await stage.call("POST", "/trainer/report", works))[0] == 200, "its thread does not know it yet"
+    assert (await stage.status()).trainer.doing == "start"
