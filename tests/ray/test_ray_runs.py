@@ -176,6 +176,7 @@ def test_a_cluster_of_our_own_is_on_loopback_and_ends_with_the_run_however_it_en
     outside = [process.cmdline() for process in processes if not all(map(is_loopback, addresses_listened_at(process)))]
     assert not outside
     (folder,) = {part for process in processes for part in process.cmdline() if is_folder_of_ray(part)}
+    assert not Path(folder).stat().st_mode & 0o077, "nobody else reaches the token and Ray's sockets"
     running.kill()
     cli.wait_for(lambda: not any(map(is_alive, processes)), "the end of every process")
     cli.wait_for(lambda: not Path(folder).exists(), "the removal of Ray's folder")
@@ -183,7 +184,8 @@ def test_a_cluster_of_our_own_is_on_loopback_and_ends_with_the_run_however_it_en
 
 def has_a_step(cli: Cli) -> bool:
     run_dir = cli.newest_run()
-    return run_dir is not None and (run_dir / "metrics.jsonl").exists()
+    metrics = run_dir / "metrics.jsonl" if run_dir else None
+    return metrics is not None and metrics.exists() and bool(metrics.read_text())  # it is empty in the beginning
 
 
 def is_folder_of_ray(part: str) -> bool:

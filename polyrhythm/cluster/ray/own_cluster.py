@@ -19,6 +19,8 @@ START_DEADLINE_S = 120.0
 CLOSE_DEADLINE_S = 10.0
 LOOK_AGAIN_S = 0.3
 WORKER_PORTS = 100
+RAYS_OWN = "r"
+"""In our folder, which nobody else can enter: Ray makes its own open to everybody. Short, because it holds sockets."""
 GUARD = Path(__file__).with_name("guard.py")
 OBJECT_STORE_BYTES = 100_000_000
 """Nothing of a run goes through Ray's object store."""
@@ -34,7 +36,7 @@ class OwnCluster:
 
     def __init__(self, log: Path):
         self._log = log
-        self._folder = Path(tempfile.mkdtemp(prefix="polyrhythm-ray-"))  # short: it holds sockets
+        self._folder = Path(tempfile.mkdtemp(prefix="polyrhythm-ray-"))
         self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Cluster:
@@ -47,7 +49,7 @@ class OwnCluster:
         port = _free_port()
         with open(self._log, "ab") as log:
             self._guard = subprocess.Popen(
-                [sys.executable, str(GUARD), str(self._folder), *_head_command(port, self._folder, own_node())],
+                [sys.executable, str(GUARD), str(self._folder), *_head_command(port, self._folder / RAYS_OWN, own_node())],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | authentication | SETTINGS,
                 start_new_session=True,
             )  # fmt: skip
