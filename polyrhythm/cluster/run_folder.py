@@ -15,7 +15,7 @@ from typing import Any
 from polyrhythm.cluster.admin import RunAdmin, Unreachable
 from polyrhythm.conductor.steps.journal import Journal
 from polyrhythm.config import Config, read_saved_config, save_config
-from polyrhythm.devices.memory import gigabytes, snapshot_bytes
+from polyrhythm.devices.memory import snapshot_bytes
 from polyrhythm.errors import AnotherFailed, UserError
 from polyrhythm.http.credentials import Credentials
 
@@ -260,8 +260,8 @@ def _choose_store_root(config: Config, run_path: Path, model_dir: Path) -> Path:
         there = sum(file.stat().st_size for file in root.rglob("*.safetensors"))  # of a run that is resumed
         if (room := shutil.disk_usage(root).free + there) < needed:
             raise UserError(
-                f"weights.root={config.weights.root!r} has room for {gigabytes(room)} GB, and {config.weights.keep + 1} "
-                f"snapshots of the model take {gigabytes(needed)}: make room or choose another folder"
+                f"weights.root={config.weights.root!r} has room for {room / 1e6:,.1f} MB, and {config.weights.keep + 1} "
+                f"snapshots of the model take {needed / 1e6:,.1f}: make room or choose another folder"
             )
         return root
     _remove_orphans()

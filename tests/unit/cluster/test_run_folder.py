@@ -39,7 +39,7 @@ def test_a_weight_store_without_room_for_the_model_is_refused_with_the_numbers(t
     size = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
     keys = {"output_dir": str(tmp_path / "runs"), "weights": {"root": str(tmp_path / "weights")}}
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * size))
-    with pytest.raises(UserError, match=r"weights.root='.*' has room for .* GB, and 3 snapshots .* take .*: make room"):
+    with pytest.raises(UserError, match=r"weights.root='.*' has room for .* MB, and 3 snapshots .* take .*: make room"):
         RunFolder.create(Config(**keys), model_dir)
     assert not list((tmp_path / "runs").iterdir())
     RunFolder.create(Config(**keys, dtype="bfloat16"), model_dir)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -15,6 +16,7 @@ from polyrhythm.engine.embedded.engine import InferenceEngine
 from polyrhythm.engine.server import make_server, run_engine
 from polyrhythm.errors import RunError, UserError
 from polyrhythm.http.credentials import Credentials
+from polyrhythm.setups import setup_of
 from polyrhythm.types import Sampling
 from polyrhythm.weights.store import WeightStore
 from tests.publishing import publish
@@ -174,7 +176,10 @@ async def test_an_engine_process_serves_the_folder_joins_the_conductor_and_ends_
         urls: asyncio.Queue[str] = asyncio.Queue()
         serving = asyncio.create_task(serve(model_dir, urls.put_nowait, str(conductor.make_url("")).rstrip("/")))
         url = await asyncio.wait_for(urls.get(), 30)
-        assert await asyncio.wait_for(joined.get(), 10) == ("Bearer admin-secret", me(url))
+        assert await asyncio.wait_for(joined.get(), 10) == (
+            "Bearer admin-secret",
+            msgspec.structs.replace(me(url), setup=setup_of(model_dir)),
+        )
         async with aiohttp.ClientSession() as session:
             headers = {"Authorization": "Bearer generate-secret", "Content-Type": messages.CONTENT_TYPE}
             async with session.post(url + "/generate", data=messages.encode(generation()), headers=headers) as reply:

@@ -21,7 +21,8 @@ NUM_BYTES = sum(tensor.nbytes for tensor in SENT.values())
 
 @pytest.fixture
 def sender(tmp_path):
-    store = WeightStore(tmp_path, file_bytes=300_000)
+    store = WeightStore(tmp_path)
+    store.file_bytes = 300_000  # several files
     store.publish([whole(name, tensor) for name, tensor in SENT.items()], 5)
     with meeting_place("trainer-0") as place:
         place.broadcasts.begin(2)
