@@ -188,7 +188,7 @@ def kept_by(ours: Trained, by: str, root: Path, made: dict[str, Replica]) -> dic
     said = {f"{by} publishes": is_published(publication, ours)}
     if not trainer.replica.writes_rows:
         said[f"{by} finds a bit that differs"] = finds_a_bit(publication, trainer)
-    publication.save_model(NUM_STEPS, save_tiny_model(root / "like"), root / "model")
+    publication.save_model(NUM_STEPS, save_tiny_model(root / f"like-{dist.get_rank()}"), root / "model")
     if trainer.replica.is_writer:
         said[f"{by} saves a model"] = is_saved(ours, root / "model")
     for mode, replica in made.items():
